@@ -1,0 +1,46 @@
+# verl-ext: `make demo` shows the product, `make test` tests it; both set up all they need in .venv/.
+VERL ?= 0.9.1
+PYTHON ?= python3
+
+VENV := .venv/verl-$(VERL)
+BIN := $(VENV)/bin
+CONSTRAINTS := constraints/verl-$(VERL).txt
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format constraints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make the virtual environment for verl $(VERL)
+
+$(READY): $(CONSTRAINTS) setup.cfg pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "verl-ext needs Python >= 3.10")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) verl==$(VERL) -e '.[test,lint]'
+	touch $@
+
+demo: $(READY) ## mixed reward schemas on real verl and Ray: stock beside verl-ext
+	@$(BIN)/verl-ext demo $(if $(ROWS),--rows $(ROWS))
+
+test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## let ruff rewrite
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# One resolution for every Python >= 3.10. Drivers of GPUs are left out: a constraint file only pins what is installed.
+constraints: ## work out constraints/verl-$(VERL).txt anew
+	$(PYTHON) -m venv .venv/uv && .venv/uv/bin/pip install --quiet uv
+	.venv/uv/bin/uv pip compile --universal --python-version 3.10 --no-annotate --no-header --quiet --extra test --extra lint \
+		constraints/verl-$(VERL).in setup.cfg | grep -Ev '^(nvidia|cuda|triton)' > $(CONSTRAINTS)
+
+clean: ## remove the environments and caches
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

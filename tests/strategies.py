@@ -1,0 +1,358 @@
+"""Hypothesis strategies for what reward functions return, and for the ways in which a batch is cut between workers.
+
+Rows draw their values per key from one *family* at a time (numbers of all kinds, texts, lists of one shape, ...), since
+a column in which every value is of another kind only ever exercises the last rule of the dtype table.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import itertools
+import os
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+# HYPOTHESIS_PROFILE=thorough looks a hundred times longer.
+COMMON = settings(
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("default", COMMON)
+settings.register_profile("thorough", COMMON, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+class Verdict(str, enum.Enum):
+    RIGHT = "right"
+    WRONG = "wrong"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Points(float):
+    """A scorer's own kind of number."""
+
+
+class Opaque:
+    """An object that NumPy knows nothing about."""
+
+
+Span = namedtuple("Span", "start end")
+
+
+# --- single values -----------------------------------------------------------------------------------------------
+
+NUMPY_INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+NUMPY_FLOATS = (np.float16, np.float32, np.float64, np.longdouble)
+NUMPY_NUMBERS = (np.bool_, *NUMPY_INTEGERS, *NUMPY_FLOATS, np.complex64)
+TORCH_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
+TORCH_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def python_integers() -> st.SearchStrategy[int]:
+    """Small ones, and those around every border: of int64, of uint64, of what float64 holds."""
+    borders = [sign * 2**power + step for power in (53, 62, 63, 64) for sign in (-1, 1) for step in (-1, 0, 1)]
+    return st.one_of(st.integers(-5, 5), st.sampled_from([*borders, 10**30, -(10**400)]))
+
+
+def python_floats() -> st.SearchStrategy[float]:
+    return st.one_of(st.sampled_from([0.0, -0.0, 0.1, 0.5, 1.0, 2.0**60, float("inf"), float("nan")]), st.floats())
+
+
+def python_numbers() -> st.SearchStrategy[object]:
+    return st.one_of(st.booleans(), python_integers(), python_floats(), st.complex_numbers())
+
+
+@st.composite
+def numpy_numbers(draw: st.DrawFn, kinds: tuple[type, ...] = NUMPY_NUMBERS) -> np.generic:
+    """NumPy scalars of these kinds."""
+    kind = draw(st.sampled_from(kinds))
+    if kind is np.bool_:
+        return np.bool_(draw(st.booleans()))
+    if issubclass(kind, np.integer):
+        bounds = np.iinfo(kind)
+        return kind(draw(st.integers(int(bounds.min), int(bounds.max)) | st.integers(0, 3)))
+    if kind is np.longdouble:
+        return np.longdouble(draw(st.integers(-9, 9))) / draw(st.integers(1, 3))
+    return kind(draw(st.floats(width=16) | st.sampled_from([0.5, 1.0])))
+
+
+@st.composite
+def scalar_tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype = draw(st.sampled_from(TORCH_INTEGERS + TORCH_FLOATS))
+    tensor = torch.tensor(draw(st.integers(0, 100)), dtype=dtype)
+    return tensor.requires_grad_() if dtype.is_floating_point and draw(st.booleans()) else tensor
+
+
+def zero_d_arrays() -> st.SearchStrategy[np.ndarray]:
+    return numpy_numbers().map(np.array)
+
+
+def numbers() -> st.SearchStrategy[object]:
+    """Anything that is one number."""
+    return st.one_of(
+        python_numbers(), numpy_numbers(), zero_d_arrays(), scalar_tensors(), python_floats().map(Points)
+    ) | (st.sampled_from(list(Level)))
+
+
+def texts() -> st.SearchStrategy[str]:
+    """Text as a model writes it: NULs, lone surrogates, and now and then a very long answer."""
+    characters = st.characters() | st.characters(categories=["Cs"]) | st.just("\0")
+    return st.one_of(
+        st.sampled_from(["", "7", "42", "[INVALID]", "a\0", "\0", "\0a", "\ud800", "None"]),
+        st.builds(str.__mul__, st.just("x"), st.just(40_000)),
+        st.text(characters, max_size=6),
+    )
+
+
+def text_like() -> st.SearchStrategy[object]:
+    return texts() | texts().map(np.str_) | st.sampled_from(list(Verdict)) | st.binary(max_size=3)
+
+
+def lists(leaves: st.SearchStrategy[object], shape: tuple[int, ...]) -> st.SearchStrategy[object]:
+    """Lists and tuples of exactly this shape."""
+    if not shape:
+        return leaves
+    inner = st.lists(lists(leaves, shape[1:]), min_size=shape[0], max_size=shape[0])
+    return inner | inner.map(tuple)
+
+
+@st.composite
+def arrays(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    shape = draw(shapes()) if shape is None else shape
+    dtype = draw(st.sampled_from(["?", "i1", "i8", "u8", "f2", "f4", ">f8", "f8", "c8", "U3", "O", "M8[s]"]))
+    size = int(np.prod(shape))
+    return np.array(draw(st.lists(st.integers(0, 9), min_size=size, max_size=size)), "i8").astype(dtype).reshape(shape)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype = draw(st.sampled_from(TORCH_INTEGERS + TORCH_FLOATS))
+    tensor = torch.ones(draw(shapes()), dtype=dtype, device=draw(st.sampled_from(["cpu", "cpu", "meta"])))
+    return tensor.requires_grad_() if dtype.is_floating_point and draw(st.booleans()) else tensor
+
+
+def shapes() -> st.SearchStrategy[tuple[int, ...]]:
+    return st.sampled_from([(), (0,), (1,), (2,), (3,), (2, 0), (1, 2), (2, 2)])
+
+
+def opaque_values() -> st.SearchStrategy[object]:
+    """Dicts, sets, ranges and all else that must stay one object per row."""
+    return st.one_of(
+        st.builds(range, st.integers(0, 3)),
+        st.builds(Span, st.integers(0, 3), texts()),
+        st.sets(st.integers(0, 3), max_size=2),
+        st.frozensets(texts(), max_size=2),
+        st.dictionaries(texts(), python_floats() | st.lists(st.integers()), max_size=2),
+        st.dates(),
+        st.datetimes(),
+        st.builds(bytearray, st.binary(max_size=3)),
+        st.builds(Opaque),
+        st.sampled_from(
+            [
+                Colour.RED,
+                Decimal("0.1"),
+                Fraction(1, 3),
+                datetime.timedelta(1),
+                np.datetime64("2024-01-01"),
+                np.datetime64(1, "ns"),
+                np.timedelta64(1, "s"),
+                np.array("text"),
+                OrderedDict(a=1),
+                np.ma.masked_array([1, 2], [True, False]),
+                ...,
+            ]
+        ),
+    )
+
+
+def mixed_sequences() -> st.SearchStrategy[object]:
+    return st.recursive(
+        numbers() | texts() | st.none() | opaque_values(),
+        lambda inner: st.lists(inner, max_size=3) | (st.lists(inner, max_size=2).map(tuple)),
+        max_leaves=5,
+    )
+
+
+def reward_values() -> st.SearchStrategy[object]:
+    """Every kind of value that a scorer might return."""
+    return st.one_of(
+        numbers(),
+        texts(),
+        text_like(),
+        st.none(),
+        arrays(),
+        tensors(),
+        opaque_values(),
+        mixed_sequences(),
+        shapes().flatmap(lambda shape: lists(numbers(), shape)),
+    )
+
+
+# --- families: what the rows of one key have in common -----------------------------------------------------------
+
+
+@st.composite
+def families(draw: st.DrawFn) -> st.SearchStrategy[object]:
+    """A strategy for the values of one key."""
+    shape = draw(shapes())
+    leaves = draw(
+        st.sampled_from([python_integers(), python_floats(), python_numbers(), numbers(), texts(), text_like()])
+    )
+    narrow = draw(st.sampled_from([np.bool_, *NUMPY_INTEGERS, *NUMPY_FLOATS]))
+    return draw(
+        st.sampled_from(
+            [
+                python_floats(),
+                python_integers(),
+                python_numbers(),
+                numbers(),
+                numpy_numbers((narrow,)),
+                numpy_numbers(NUMPY_FLOATS),
+                scalar_tensors(),
+                texts(),
+                text_like(),
+                python_floats() | st.none(),
+                python_numbers() | texts(),
+                lists(leaves, shape),
+                lists(leaves, shape) | arrays(shape),
+                arrays(shape),
+                tensors(),
+                opaque_values(),
+                mixed_sequences(),
+                reward_values(),
+            ]
+        )
+    )
+
+
+def plain_families() -> st.SearchStrategy[st.SearchStrategy[object]]:
+    """Families on which stock verl is right: nothing that NumPy would refuse, flatten, round, bend or bloat."""
+    exact_integers = st.integers(-(2**53), 2**53)
+    short = st.text(max_size=6).filter(lambda text: not text.endswith("\0"))
+    uniform = [exact_integers, python_floats(), st.booleans(), short]
+    by_shape = [lists(leaves, shape) for leaves in uniform for shape in [(0,), (1,), (2,), (2, 2)]]
+    # (a long double has padding bytes, which no two of them need share)
+    narrow = [numpy_numbers((kind,)) for kind in NUMPY_NUMBERS if kind is not np.longdouble]
+    objects = [
+        st.none(),
+        python_floats() | st.none(),
+        st.dictionaries(short, python_floats(), max_size=2),
+        st.sets(st.integers(0, 3), max_size=2),
+        st.dates(),
+        st.builds(Opaque),
+    ]
+    mixed = [python_floats() | exact_integers | st.booleans(), st.booleans() | exact_integers]
+    return st.sampled_from([*uniform, *mixed, *by_shape, *narrow, *objects])
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+KEYS = ("acc", "score", "pred", "reward/format", "steps", "", "\ud800", "feedback")
+
+
+@st.composite
+def reward_rows(draw: st.DrawFn, max_rows: int = 6) -> list[dict[str, object] | None]:
+    """Rows of a mixed batch: each follows one of a handful of schemas, or emits nothing (`{}` or `None`)."""
+    keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True))
+    values = {key: draw(families()) for key in keys}
+    schemas = draw(st.lists(st.permutations(keys).flatmap(_prefixes), min_size=1, max_size=3))
+    if draw(st.booleans()):
+        schemas = schemas[:1]  # one schema for all rows: the columns that can be dense
+    schema = st.sampled_from(schemas)
+    row = schema.flatmap(lambda named: st.fixed_dictionaries({key: values[key] for key in named}))
+    nothing = st.sampled_from([{}, None]) if draw(st.integers(0, 3)) == 0 else st.nothing()
+    return draw(st.lists(row | nothing, max_size=max_rows))
+
+
+def _prefixes(keys: list[str]) -> st.SearchStrategy[list[str]]:
+    return st.integers(1, len(keys)).map(lambda length: keys[:length])
+
+
+@st.composite
+def uniform_rows(draw: st.DrawFn, min_rows: int = 1, max_rows: int = 5) -> list[dict[str, object]]:
+    """Rows that all have the same keys, with values that stock verl turns into columns without harm."""
+    keys = draw(st.lists(st.sampled_from(KEYS), max_size=4, unique=True))
+    values = {key: draw(plain_families()) for key in keys}
+    return draw(st.lists(st.fixed_dictionaries(values), min_size=min_rows, max_size=max_rows))
+
+
+# --- cuts --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def cuts(draw: st.DrawFn, rows: int, max_chunks: int = 4) -> list[int]:
+    """Numbers of rows per worker chunk, in order; some may be 0."""
+    points = draw(st.lists(st.integers(0, rows), max_size=max_chunks - 1).map(sorted))
+    return [end - start for start, end in itertools.pairwise([0, *points, rows])]
+
+
+def every_cut(rows: int, max_chunks: int) -> Iterator[list[int]]:
+    """Every way of cutting `rows` rows into `max_chunks` chunks, 0-row chunks among them (so: into fewer, too)."""
+    for points in itertools.combinations_with_replacement(range(rows + 1), max_chunks - 1):
+        yield [end - start for start, end in itertools.pairwise([0, *points, rows])]
+
+
+def pieces(rows: list, cut: list[int]) -> list[list]:
+    """`rows` cut into lists of these lengths."""
+    remaining = iter(rows)
+    return [list(itertools.islice(remaining, length)) for length in cut]
+
+
+# --- what the tests call equal -----------------------------------------------------------------------------------
+
+
+def alike(one: object, other: object) -> bool:
+    """Equal in value and in kind, where list, tuple, array and tensor are one kind, and so are all numbers.
+
+    NaN is alike NaN. Written without a look at how the package compares.
+    """
+    if one is other:
+        return True
+    kind = kind_of(one)
+    if kind != kind_of(other):
+        return False
+    if kind == "number":
+        return all(a == b or (a != a and b != b) for a, b in zip(_parts(one), _parts(other), strict=True))
+    if kind == "text":
+        return str.__eq__(one, other)
+    if kind == "sequence":
+        return len(one) == len(other) and all(map(alike, one, other))
+    if kind == "dict":
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+def kind_of(value: object) -> str:
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and not isinstance(value, np.str_):
+        if isinstance(value, torch.Tensor):
+            known = not value.is_meta
+        else:
+            known = value.dtype.kind in "biufc" or (value.ndim > 0 and type(value) is np.ndarray)
+        return "object" if not known else "sequence" if value.ndim else "number"
+    if isinstance(value, bool | int | float | complex):
+        return "number"
+    if isinstance(value, str):
+        return "text"
+    return {list: "sequence", tuple: "sequence", dict: "dict"}.get(type(value), "object")
+
+
+def _parts(number: object) -> tuple[object, object]:
+    number = number.item() if hasattr(number, "item") else number
+    return number.real, number.imag

@@ -1,0 +1,620 @@
+"""The dtype rules one by one, the cases from public reports, and column + column."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import (
+    Colour,
+    Level,
+    Opaque,
+    Points,
+    Span,
+    Verdict,
+    alike,
+    every_cut,
+    families,
+    pieces,
+    plain_families,
+    python_numbers,
+    texts,
+)
+
+from verl_ext.errors import RowError, VerlExtError
+from verl_ext.schema import assemble_reward_extra_info, concatenate, merge_columns, object_column, same_value
+
+COPY = Path(__file__).parent / "data" / "reward_rows.json"
+SHARED = Path(__file__).parents[2] / "shared" / "cases" / "reward_rows.json"
+CASES = json.loads((SHARED if SHARED.exists() else COPY).read_text())
+
+THIRD = np.longdouble(1) / 3  # no Python number holds it
+
+
+def column_of(values: list) -> np.ndarray:
+    return assemble_reward_extra_info([{"key": value} for value in values])["key"]
+
+
+def merged(rows: list, cut: list[int]) -> dict[str, np.ndarray]:
+    """The columns of `rows`, aligned chunk by chunk, then merged."""
+    chunks = [(len(piece), assemble_reward_extra_info(piece)) for piece in pieces(rows, cut)]
+    keys = dict.fromkeys(key for _, columns in chunks for key in columns)
+    return {key: merge_columns([columns.get(key, length) for length, columns in chunks]) for key in keys}
+
+
+def assert_same_column(column: np.ndarray, dtype: object, values: list) -> None:
+    assert type(column) is np.ndarray
+    assert column.dtype == dtype
+    assert len(column) == len(values)
+    assert all(map(alike, column, values)), f"{column!r} does not hold {values!r}"
+
+
+# --- the dtype table, row by row ---------------------------------------------------------------------------------
+
+AS_STOCK = {
+    "floats": [1.0, 0.5],
+    "NaN, infinities and negative zero": [float("nan"), float("inf"), -float("inf"), -0.0],
+    "bools": [True, False],
+    "integers": [1, -2, 3],
+    "integers up to the border of int64": [2**63 - 1, -(2**63)],
+    "integers that only uint64 holds": [2**63, 2**64 - 1],
+    "a bool beside a float": [1.0, True],
+    "a bool beside an integer": [True, 2],
+    "an integer beside a float": [1, 0.5],
+    "an integer that float64 just holds beside a float": [2**53, -(2**53), 0.5],
+    "a large even integer beside a float": [2**60, 0.5],
+    "complex numbers": [1j, 0.5, 2, True],
+    "float32 on every row": [np.float32(0.1), np.float32(1)],
+    "float16 on every row": [np.float16(0.1), np.float16(1)],
+    "int8 on every row": [np.int8(1), np.int8(-1)],
+    "uint64 on every row": [np.uint64(1), np.uint64(2)],
+    "NumPy bools": [np.bool_(True), np.bool_(False)],
+    "a NumPy bool beside a bool": [np.bool_(True), False],
+    "complex64 on every row": [np.complex64(1j), np.complex64(2)],
+    "long doubles on every row": [THIRD, np.longdouble(1)],
+    "a long double beside an integer": [THIRD, 2],
+    "float64 scalars beside floats": [np.float64(0.1), 0.2],
+    "float32 beside a float": [np.float32(0.1), 0.2],
+    "0-d arrays": [np.array(0.1), np.array(0.2)],
+    "0-d arrays of the other byte order": [np.array(0.1, ">f8"), np.array(0.2, ">f8")],
+    "0-d tensors": [torch.tensor(0.1), torch.tensor(0.2)],
+    "0-d integer tensors": [torch.tensor(1), torch.tensor(2)],
+    "0-d bool tensors": [torch.tensor(True), torch.tensor(False)],
+    "an integer enum": [Level.LOW, Level.HIGH],
+    "a subclass of float": [Points(0.5), Points(1)],
+    "texts": ["7", "12", ""],
+    "empty texts": ["", ""],
+    "texts with a NUL inside, and lone surrogates": ["a\0b", "\0a", "\ud800"],
+    "lists of floats": [[0.1, 0.2], [0.3, 0.4]],
+    "empty lists": [[], []],
+    "nested empty lists": [[[], []], [[], []]],
+    "a list, a tuple and an array of one shape": [[1, 2], (3, 4), np.array([5, 6])],
+    "nested lists": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]],
+    "lists with bools among numbers": [[True, 0.5], [2, 3.0]],
+    "lists of texts": [["a", "bc"], ["d", ""]],
+    "lists of float32": [[np.float32(0.1)], [np.float32(0.2)]],
+    "lists of 0-d arrays": [[np.array(0.1)], [np.array(0.2)]],
+    "lists of 0-d tensors": [[torch.tensor(0.1)], [torch.tensor(0.2)]],
+    "lists of arrays": [[np.array([1, 2], "i2")], [np.array([3, 4], "i2")]],
+    "float32 arrays": [np.array([0.1, 0.2], "f4"), np.array([0.3, 0.4], "f4")],
+    "arrays of the other byte order": [np.array([0.1], ">f8"), np.array([0.2], ">f8")],
+    "int32 arrays beside lists of integers": [np.array([1, 2], "i4"), [3, 4]],
+    "text arrays": [np.array(["a", "b"]), np.array(["c", "d"])],
+    "text arrays wider than their texts": [np.array(["a"], "U9"), np.array(["b"], "U9")],
+    "empty text arrays": [np.array([], "U3"), np.array([], "U3")],
+    "empty float32 arrays": [np.array([], "f4"), np.array([], "f4")],
+    "None alone": [None, None],
+    "None beside a number": [1.0, None],
+    "None beside text": ["7", None],
+    "dicts": [{"a": 1}, {}],
+    "sets": [{1}, {2}],
+    "datetimes": [datetime.datetime(2024, 1, 1), datetime.date(2024, 1, 1)],
+    "decimals and fractions": [Decimal("0.1"), Fraction(1, 3)],
+    "enums": [Colour.RED, Colour.RED],
+    "objects": [Opaque(), Opaque()],
+    "a dict beside a number": [{"a": 1}, 1.0],
+    "an integer beyond uint64": [2**64, 1],
+    "an integer beyond uint64 beside a float": [2**64, 1.5],
+    "an integer of 5,000 digits": [10**5000, 0.5],
+}
+
+
+@pytest.mark.parametrize("values", AS_STOCK.values(), ids=AS_STOCK)
+def test_where_numpy_is_right_the_column_is_stock_verls(values):
+    stock = np.array(values)
+    column = column_of(values)
+    assert (column.dtype, column.shape) == (stock.dtype, stock.shape)
+    assert all(map(alike, column, stock))
+    assert all(map(alike, column, values))
+
+
+WHERE_STOCK_BENDS = {
+    "an integer that float64 cannot hold beside a float": ([2**53 + 1, 0.5], object),
+    "an integer that float64 cannot hold beside a bool and a float": ([True, 2**63 - 1, 0.5], object),
+    "an integer that float64 cannot hold beside a complex number": ([2**53 + 1, 1j], object),
+    "an int64 scalar that float64 cannot hold beside a float": ([np.int64(2**53 + 1), 0.5], object),
+    "a positive integer beyond int64 beside a negative one": ([2**63, -1], object),
+    "a positive integer beyond int64 beside a small one": ([2**63, 1], np.uint64),
+    "a positive integer beyond int64 beside a bool": ([2**63, 1, True], np.uint64),
+    "uint64 beside int64": ([np.uint64(1), np.int64(-1)], np.int64),
+    "uint64 beside a Python integer": ([np.uint64(2**63), 1], np.uint64),
+    "integers of two widths": ([np.int8(1), np.int16(300)], np.int64),
+    "floats of two widths": ([np.float16(0.1), np.float32(0.1)], np.float64),
+    "float32 beside a bool": ([np.float32(0.1), True], np.float64),
+    "a long double beside a float that is as exact": ([np.longdouble(0.5), 0.1], np.float64),
+    "0-d bfloat16 tensors": ([torch.tensor(0.5, dtype=torch.bfloat16)] * 2, np.float64),
+    "0-d tensors that require a gradient": ([torch.tensor(0.1, requires_grad=True)] * 2, np.float32),
+    "text ending in NUL": (["a\0", "b"], object),
+    "text beside a number": (["7", 7], object),
+    "text beside a bool": (["True", True], object),
+    "text beside bytes": (["a", b"a"], object),
+    "a text enum": ([Verdict.RIGHT, Verdict.WRONG], object),
+    "NumPy's own text scalars": ([np.str_("a"), np.str_("b")], object),
+    "bytes": ([b"a\0", b"b"], object),
+    "ragged lists": ([[0.1, 0.2], [0.3]], object),
+    "lists ragged further down": ([[[1], [2, 3]], [[4], [5, 6]]], object),
+    "lists of mixed kinds": ([["a", 1], ["b", 2]], object),
+    "lists with None": ([[1.0, None], [2.0, 3.0]], object),
+    "lists with a text that ends in NUL": ([["a\0"], ["b"]], object),
+    "lists with an integer that float64 cannot hold": ([[2**53 + 1, 0.5], [1, 2]], object),
+    "lists with an integer that float64 cannot hold, on another row": ([[2**53 + 1], [0.5]], object),
+    "lists with a positive integer beyond int64": ([[2**63], [1]], np.uint64),
+    "arrays of numbers beside arrays of text": ([np.array([1]), np.array(["a"])], object),
+    "a list beside a number": ([[1.0], 1.0], object),
+    "a list beside text": (["a", ["a"]], object),
+    "ranges": ([range(2), range(2)], object),
+    "named tuples": ([Span(0, 1), Span(2, 3)], object),
+    "lists of named tuples": ([[Span(0, 1)], [Span(2, 3)]], object),
+    "arrays of datetimes": ([np.array(["2024"], "M8[s]"), np.array(["2025"], "M8[s]")], object),
+    "NumPy datetimes, down to the nanosecond": ([np.datetime64(1, "ns"), np.datetime64(2, "ns")], object),
+    "NumPy time deltas": ([np.timedelta64(1, "s"), np.timedelta64(2, "s")], object),
+    "byte arrays": ([bytearray(b"ab"), bytearray(b"cd")], object),
+    "tensors on the meta device": ([torch.tensor(1.0, device="meta")] * 2, object),
+    "n-d tensors": ([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], object),
+    "n-d bfloat16 tensors": ([torch.ones(2, dtype=torch.bfloat16)] * 2, object),
+}
+
+
+@pytest.mark.parametrize(("values", "dtype"), WHERE_STOCK_BENDS.values(), ids=WHERE_STOCK_BENDS)
+def test_where_numpy_bends_refuses_or_flattens_every_value_stays_as_it_is(values, dtype):
+    column = column_of(values)
+    assert_same_column(column, dtype, values)
+    if dtype is object:
+        assert column.shape == (len(values),)
+
+
+OUTLIER = "x" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (["ab"] * 16 + [OUTLIER[: 2**20 // 4 // 17]], f"<U{2**20 // 4 // 17}"),
+        (["ab"] * 16 + [OUTLIER[: 2**20 // 4 // 17 + 1]], object),
+        (["ab"] * 100 + [OUTLIER], object),
+        ([OUTLIER] * 100, "<U20000"),
+        ([OUTLIER] * 2 + [""] * 14, "<U20000"),
+        ([OUTLIER] * 2 + [""] * 15, object),
+        ([["ab", OUTLIER]] * 2 + [["ab", "ab"]] * 100, object),
+    ],
+    ids=["1 MiB", "more than 1 MiB", "a long outlier", "all long", "8 times padded", "more", "in lists"],
+)
+def test_text_is_padded_to_one_width_only_where_that_takes_little_memory(values, dtype):
+    assert_same_column(column_of(values), dtype, values)
+
+
+def test_a_key_that_some_rows_lack_is_none_there_in_an_object_column():
+    columns = assemble_reward_extra_info([{"acc": 1.0}, {"acc": 2.0, "steps": [1, 2]}, {}, None])
+    assert list(columns) == ["acc", "steps"]
+    assert_same_column(columns["acc"], object, [1.0, 2.0, None, None])
+    assert_same_column(columns["steps"], object, [None, [1, 2], None, None])
+
+
+NUMPY_NUMBERS = [
+    np.float32(0.5),
+    np.float64(0.1),
+    np.longdouble(0.5),
+    np.int8(3),
+    np.uint64(2**63),
+    np.bool_(True),
+    np.complex64(1j),
+    np.array(0.5),
+    np.array(True),
+    torch.tensor(0.5),
+    torch.tensor(0.5, requires_grad=True),
+    torch.tensor(0.5, dtype=torch.bfloat16),
+    torch.tensor(3),
+    torch.tensor(True),
+]
+
+
+@pytest.mark.parametrize("number", NUMPY_NUMBERS, ids=repr)
+@pytest.mark.parametrize("rows", [lambda n: [{"key": n}, {}], lambda n: [{"key": n}, {"key": "text"}]])
+def test_every_object_column_holds_python_numbers_where_numpy_ones_came_in(number, rows):
+    value = assemble_reward_extra_info(rows(number))["key"][0]
+    assert type(value) in (bool, int, float, complex)
+    assert alike(value, number)
+    assert (type(value) is bool) == (getattr(number, "dtype", None) in (np.bool_, torch.bool))
+
+
+def test_a_long_double_that_no_python_number_holds_stays_itself_in_an_object_column():
+    assert_same_column(column_of([THIRD, None]), object, [THIRD, None])
+
+
+KEPT = [
+    [np.float32(0.5)],
+    {"a": np.float32(0.5)},
+    np.array([1, 2]),
+    np.array("text"),
+    np.str_("a"),
+    np.datetime64(1, "ns"),
+    np.timedelta64(1, "s"),
+    torch.ones(2),
+    torch.tensor(1.0, device="meta"),
+    Verdict.RIGHT,
+    Level.LOW,
+    Points(0.5),
+    b"a",
+    range(3),
+    Span(0, 1),
+]
+
+
+@pytest.mark.parametrize("value", KEPT, ids=repr)
+def test_an_object_column_shares_everything_that_is_no_numpy_number(value):
+    assert column_of([value, None])[0] is value
+
+
+def test_a_list_that_holds_itself_is_one_value():
+    endless: list = []
+    endless.append(endless)
+    column = column_of([endless, endless])
+    assert column.dtype == object
+    assert column[0] is endless
+
+
+def test_very_deep_lists_are_one_value_each():
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    column = column_of([deep, deep])
+    assert column.dtype == object
+    assert column[1] is deep
+
+
+def test_numpy_is_all_that_the_dtype_rules_import():
+    script = "import sys, verl_ext.schema; sys.exit(bool({'torch', 'verl', 'tensordict'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+# --- properties of single columns --------------------------------------------------------------------------------
+
+
+@given(st.data(), plain_families())
+def test_stock_parity_holds_bit_for_bit_where_stock_is_right(data, family):
+    values = data.draw(st.lists(family, min_size=1, max_size=5))
+    stock, column = np.array(values), column_of(values)
+    assert (column.dtype, column.shape) == (stock.dtype, stock.shape)
+    if stock.dtype == object:
+        assert all(one is other for one, other in zip(column.flat, stock.flat, strict=True))
+    else:
+        assert column.tobytes() == stock.tobytes()
+
+
+@given(
+    st.lists(st.integers() | st.integers(2**62, 2**65) | st.integers(-(2**64), -(2**62)) | st.booleans(), min_size=1)
+)
+def test_integers_alone_are_int64_or_uint64_if_all_fit_and_never_floats(values):
+    if all(type(value) is bool for value in values):
+        expected = np.bool_
+    elif all(-(2**63) <= value < 2**63 for value in values):
+        expected = np.int64
+    elif all(0 <= value < 2**64 for value in values):
+        expected = np.uint64
+    else:
+        expected = object
+    assert_same_column(column_of(values), expected, values)
+
+
+@given(st.lists(python_numbers(), min_size=1, max_size=5), st.floats() | st.complex_numbers())
+def test_numbers_with_a_float_among_them_are_one_dtype_only_if_that_holds_each_of_them(values, inexact):
+    values = [*values, inexact]
+    inferred = np.array(values)
+    expected = inferred.dtype if all(map(alike, inferred, values)) else object
+    assert_same_column(column_of(values), expected, values)
+
+
+@given(st.lists(texts() | st.sampled_from(["short", "x" * 9000]), min_size=1, max_size=60))
+def test_text_columns_hold_every_character_and_take_little_memory(values):
+    column = column_of(values)
+    assert [*column] == values
+    assert all(type(value) is str for value in column.tolist())
+    if column.dtype.kind == "U":
+        assert column.nbytes <= max(2**20, 8 * 4 * sum(map(len, values)))
+    else:
+        padded = np.array(values)
+        assert padded.tolist() != values or padded.nbytes > 2**20
+
+
+@given(st.data(), families())
+def test_a_column_holds_every_value_at_its_row_whatever_the_values_are(data, family):
+    values = data.draw(st.lists(family, min_size=1, max_size=5))
+    column = column_of(values)
+    assert_same_column(column, column.dtype, values)
+    if column.dtype == object:
+        assert column.shape == (len(values),)
+    else:
+        assert column.dtype.kind in "biufcU"
+
+
+# --- rows from public reports ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[dict]:
+    if SHARED.exists():
+        assert json.loads(COPY.read_text()) == json.loads(SHARED.read_text()), "tests/data is out of date"
+    return CASES
+
+
+def test_the_copy_of_the_cases_is_the_original_and_holds_some(cases):
+    assert len(cases) >= 20
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[case["name"] for case in CASES])
+def test_rows_from_public_reports_give_the_expected_columns_however_they_are_cut(cases, number):
+    case = cases[number]
+    rows, expected = case["rows"], case["columns"]
+    ways = [assemble_reward_extra_info(rows), *(merged(rows, cut) for cut in every_cut(len(rows), 3))]
+    if "chunks" in case:
+        ways.append(merged(rows, case["chunks"]))
+    for columns in ways:
+        assert list(columns) == list(expected)
+        for key, (dtype, values) in expected.items():
+            assert_same_column(columns[key], dtype, values)
+
+
+# --- rows that are none ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [1, None, ("a", "b"), b"acc", 1.5], ids=repr)
+def test_a_key_that_is_no_text_is_named_with_its_row_and_type(key):
+    with pytest.raises(RowError) as caught:
+        assemble_reward_extra_info([{"acc": 1.0}, {}, {"acc": 1.0, key: 2.0}])
+    assert "row 2" in str(caught.value)
+    assert repr(key) in str(caught.value)
+    assert type(key).__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [1.0, "acc", [("acc", 1.0)], {"acc"}, np.float32(1)], ids=repr)
+def test_a_row_that_is_no_dict_is_named_with_its_number_and_type(row):
+    with pytest.raises(RowError, match="row 1") as caught:
+        assemble_reward_extra_info([{"acc": 1.0}, row])
+    assert type(row).__name__ in str(caught.value)
+    assert isinstance(caught.value, VerlExtError)
+
+
+def test_subclasses_of_dict_and_text_are_rows_and_keys():
+    rows = [OrderedDict(acc=1.0), defaultdict(float, {np.str_("acc"): 0.5}), {Verdict.RIGHT: 1}]
+    columns = assemble_reward_extra_info(rows)
+    assert list(columns) == ["acc", "right"]
+    assert len(rows[1]) == 1, "looking up a missing key must not create it"
+    assert_same_column(columns["acc"], object, [1.0, 0.5, None])
+
+
+def test_rows_may_come_from_a_generator():
+    assert_same_column(assemble_reward_extra_info({"acc": n} for n in range(3))["acc"], np.int64, [0, 1, 2])
+
+
+def test_no_rows_give_no_columns():
+    assert assemble_reward_extra_info([]) == {}
+
+
+# --- column + column ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [*AS_STOCK.values(), *(values for values, _ in WHERE_STOCK_BENDS.values())])
+@pytest.mark.parametrize("some_lack_the_key", [False, True])
+def test_every_row_of_the_dtype_table_is_the_same_however_it_is_cut(values, some_lack_the_key):
+    rows = [{"key": value} for value in values] + [{}] * some_lack_the_key
+    whole = assemble_reward_extra_info(rows)["key"]
+    for cut in every_cut(len(rows), 3):
+        assert_same_column(merged(rows, cut)["key"], whole.dtype, list(whole))
+
+
+@given(st.data(), families())
+def test_merging_the_columns_of_chunks_gives_the_column_of_all_rows(data, family):
+    rows = [{"key": value} for value in data.draw(st.lists(family, min_size=1, max_size=4))]
+    whole = assemble_reward_extra_info(rows)["key"]
+    for cut in every_cut(len(rows), 3):
+        column = merged(rows, cut)["key"]
+        assert column.shape == whole.shape
+        assert_same_column(column, whole.dtype, list(whole))
+
+
+def test_long_text_in_one_chunk_only_is_weighed_against_all_rows():
+    rows = [{"key": OUTLIER}] * 2 + [{"key": ""}] * 15
+    assert merged(rows, [2, 15])["key"].dtype == object
+    assert merged(rows[:-1], [1, 15])["key"].dtype == "<U20000"
+
+
+@pytest.mark.parametrize("nothing", [0, np.array([], object), np.array([], "U1"), np.empty((0, 3), int)], ids=repr)
+def test_a_chunk_without_rows_contributes_neither_a_missing_key_nor_a_dtype(nothing):
+    for part in [np.array([1.0, 2.0], "f4"), np.array(["a"]), np.array([[1, 2]]), np.array([None, 1.0])]:
+        for parts in ([nothing, part], [part, nothing], [nothing, part, nothing]):
+            assert_same_column(merge_columns(parts), part.dtype, list(part))
+
+
+def test_chunks_without_rows_alone_give_a_column_without_rows():
+    assert merge_columns([np.array([], "f4"), np.array([], "f4")]).shape == (0,)
+    assert merge_columns([0, np.array([], "f4")]).shape == (0,)
+
+
+def test_merging_does_not_change_the_parts():
+    parts = [np.array([1, 2]), np.array([None, "a"]), 1]
+    assert_same_column(merge_columns(parts), object, [1, 2, None, "a", None])
+    assert parts[0].tolist() == [1, 2]
+    assert parts[1].tolist() == [None, "a"]
+
+
+def test_rows_of_an_n_d_column_become_lists_where_another_chunk_lacks_the_key():
+    column = merge_columns([np.array([[1, 2], [3, 4]]), 1])
+    assert column.tolist() == [[1, 2], [3, 4], None]
+    assert [type(value) for value in column] == [list, list, type(None)]
+
+
+AS_NUMPY_JOINS = {
+    "numbers of one dtype": [np.array([1.0]), np.array([2.0])],
+    "floats of two widths": [np.array([0.1], "f4"), np.array([0.1])],
+    "integers of two widths": [np.array([1], "i1"), np.array([300], "i2")],
+    "small integers beside float32": [np.array([1], "i1"), np.array([0.1], "f4")],
+    "bools beside integers": [np.array([True]), np.array([2], "i1")],
+    "bools beside floats": [np.array([True]), np.array([0.5], "f4")],
+    "signed beside unsigned integers that fit": [np.array([1], "u4"), np.array([-1], "i4")],
+    "int64 that float64 holds beside floats": [np.array([2**53]), np.array([0.5])],
+    "texts of two widths": [np.array(["a"]), np.array(["abc"])],
+    "objects": [np.array([None, "a"]), np.array([{}, 1])],
+    "objects beside numbers": [np.array([None, "a"]), np.array([1, 2])],
+    "objects beside text": [np.array([None, 1]), np.array(["a"])],
+    "datetimes": [np.array([1], "M8[ns]"), np.array([2], "M8[ns]")],
+    "rows of one shape": [np.array([[1, 2]]), np.array([[3, 4], [5, 6]])],
+}
+
+
+@pytest.mark.parametrize("parts", AS_NUMPY_JOINS.values(), ids=AS_NUMPY_JOINS)
+def test_other_columns_are_joined_as_on_stock_where_numpy_bends_nothing(parts):
+    stock, column = np.concatenate(parts), concatenate(parts)
+    assert (column.dtype, column.shape, column.tolist()) == (stock.dtype, stock.shape, stock.tolist())
+
+
+WHERE_NUMPY_BENDS = {
+    "text beside numbers": ([np.array(["7"]), np.array([7])], object, ["7", 7]),
+    "text beside bytes": ([np.array(["7"]), np.array([b"7"])], object, ["7", b"7"]),
+    "int64 that float64 cannot hold": ([np.array([2**53 + 1]), np.array([0.5])], object, [2**53 + 1, 0.5]),
+    "int64 beside uint64": ([np.array([-1]), np.array([1], "u8")], np.int64, [-1, 1]),
+    "int64 beside large uint64": ([np.array([-1]), np.array([2**63], "u8")], object, [-1, 2**63]),
+    "rows of two shapes": ([np.array([[1, 2]]), np.array([[3]])], object, [[1, 2], [3]]),
+    "n-d rows beside flat ones": ([np.array([[1, 2]]), np.array([3])], object, [[1, 2], 3]),
+    "datetimes beside objects": (
+        [np.array([1], "M8[ns]"), np.array([None])],
+        object,
+        [np.datetime64(1, "ns"), None],
+    ),
+    "datetimes beside numbers": ([np.array([1], "M8[ns]"), np.array([1])], object, [np.datetime64(1, "ns"), 1]),
+}
+
+
+@pytest.mark.parametrize(("parts", "dtype", "values"), WHERE_NUMPY_BENDS.values(), ids=WHERE_NUMPY_BENDS)
+def test_other_columns_keep_their_values_where_numpy_would_bend_one(parts, dtype, values):
+    assert_same_column(concatenate(parts), dtype, values)
+    assert_same_column(concatenate(parts[::-1]), dtype, values[::-1])
+
+
+# --- equality ----------------------------------------------------------------------------------------------------
+
+NAN = float("nan")
+META = torch.tensor(1.0, device="meta")
+
+
+class Quarrelsome:
+    def __eq__(self, other):
+        raise ValueError("no comparing")
+
+    __hash__ = None
+
+
+def endless() -> list:
+    inner: list = [1]
+    inner.append(inner)
+    return inner
+
+
+SAME = [
+    (1, 1.0),
+    (True, 1),
+    (NAN, -NAN),
+    (NAN, np.float32("nan")),
+    (complex(NAN, 1), NAN),
+    (None, None),
+    ("a", np.str_("a")),
+    (np.float32(0.5), 0.5),
+    (torch.tensor(0.5, requires_grad=True), 0.5),
+    ([1, 2], (1, 2)),
+    ([1, 2], np.array([1.0, 2.0])),
+    ([[1], [NAN]], np.array([[1], [NAN]])),
+    (torch.tensor([1, 2]), [1, 2]),
+    ([], ()),
+    ({"a": [1, NAN]}, {"a": (1, NAN)}),
+    ({1, 2}, frozenset({2, 1})),
+    (np.array([None, "a"]), [None, "a"]),
+    (np.array(1.5), 1.5),
+    (np.datetime64(1, "ns"), np.datetime64(1, "ns")),
+    (endless(), endless()),
+    (META, META),
+]
+DIFFERENT = [
+    (1, 2),
+    (1, "1"),
+    (None, NAN),
+    (None, 0),
+    (NAN, 0.0),
+    (2**53 + 1, float(2**53)),
+    ("a", "a\0"),
+    (b"a", "a"),
+    ([1, 2], [1, 2, 3]),
+    ([1], 1),
+    ([], {}),
+    ({"a": 1}, {"b": 1}),
+    ({"a": 1}, {"a": 1, "b": 2}),
+    ([1, [2]], [1, [3]]),
+    (np.array([1, 2]), np.array([1, 3])),
+    (np.array([1, 2]), np.array([[1, 2]])),
+    (np.datetime64(1, "ns"), 1),
+    (np.array([1], "M8[ns]"), [1]),
+    (np.datetime64("NaT"), None),
+    (Quarrelsome(), Quarrelsome()),
+    (META, torch.tensor(1.0, device="meta")),
+    (META, 1.0),
+    (Opaque(), Opaque()),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_equal_values_of_one_kind_are_the_same_value(one, other):
+    assert same_value(one, other) is True
+    assert same_value(other, one) is True
+    assert same_value([one], (other,)) is True
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_values_that_differ_or_cannot_be_compared_are_not_the_same_value(one, other):
+    assert same_value(one, other) is False
+    assert same_value(other, one) is False
+    assert same_value({"a": [one]}, {"a": [other]}) is False
+
+
+def test_lists_too_deep_to_compare_are_not_the_same_value():
+    one: list = []
+    other: list = []
+    for _ in range(5000):
+        one, other = [one], [other]
+    assert same_value(one, other) is False
+
+
+@given(st.data(), families())
+def test_a_column_is_the_same_value_as_its_values_but_not_as_others(data, family):
+    values = data.draw(st.lists(family, min_size=1, max_size=4))
+    assert same_value(object_column(values), values)
+    assert not same_value(object_column(values), [*values, None])
+    assert not same_value(column_of(values), [*values[:-1], Opaque()])

@@ -1,0 +1,56 @@
+"""verl-ext: reward functions for verl may return any keys for any sample, and every value arrives.
+
+Importing this package activates nothing and imports neither torch nor verl; `verl_ext.autoload` activates the plugin.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verl_ext.column import SparseNonTensor
+    from verl_ext.errors import (
+        BatchMismatchError,
+        FieldCollisionError,
+        PluginMissingError,
+        RowError,
+        UnfinalizedError,
+        VerlExtError,
+        VerlNotFoundError,
+    )
+    from verl_ext.protocol import SparseDataProto, attach_reward_extra_info
+    from verl_ext.schema import assemble_reward_extra_info
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchMismatchError",
+    "FieldCollisionError",
+    "PluginMissingError",
+    "RowError",
+    "SparseDataProto",
+    "SparseNonTensor",
+    "UnfinalizedError",
+    "VerlExtError",
+    "VerlNotFoundError",
+    "assemble_reward_extra_info",
+    "attach_reward_extra_info",
+]
+
+_HOMES = {
+    "SparseNonTensor": "column",
+    "SparseDataProto": "protocol",
+    "attach_reward_extra_info": "protocol",
+    "assemble_reward_extra_info": "schema",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,49 @@
+"""The command line: it parses arguments, prints and sets the exit code; the work is done in the modules that it calls.
+
+Exit codes: 0 all is well, 1 the run found a fault, 2 wrong use or input that cannot be read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from verl_ext.errors import VerlExtError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reward functions for verl may return any keys for any sample.",
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Reward functions for verl may return any keys for any sample, and every value arrives."""
+
+
+@app.command()
+def demo(
+    rows: Annotated[
+        Path | None, typer.Option(help="Your own rows: a parquet file in verl's row format, with a column response.")
+    ] = None,
+) -> None:
+    """Run mixed rows through verl's own managers on local Ray: on stock verl, and with verl-ext.
+
+    Exit code 1 if verl-ext lost a value.
+    """
+    from verl_ext.demo.show import run_demo
+
+    try:
+        lost = run_demo(Console(), rows)
+    except VerlExtError as error:
+        raise _failed(error) from None
+    raise typer.Exit(1 if lost else 0)
+
+
+def _failed(error: VerlExtError) -> typer.Exit:
+    typer.echo(f"verl-ext: {error}", err=True)  # not by rich, which would break lines within paths and names
+    return typer.Exit(2)

@@ -1,0 +1,175 @@
+"""One leg of the demo, in a process of its own: the rows through verl's real managers, stock or with the plugin.
+
+`python -m verl_ext.demo.leg [ROWS]` writes what happened as JSON, one event per line, and knows nothing of how it is
+shown. Whether the plugin is on is decided by the environment, as for any user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from verl_ext.demo import rig
+from verl_ext.demo.data import read_rows
+from verl_ext.errors import shown
+from verl_ext.schema import same_value
+
+Row = dict[str, Any]
+Emitted = list[dict[str, Any]]
+Job = Callable[[Sequence[Row]], Any]
+
+WORKERS = 2
+ROWS_SHOWN = 9
+
+
+def main() -> None:
+    """Run every path in every row order; one JSON event per line on standard output."""
+    rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    for event in run(rows):
+        print(json.dumps(event), flush=True)
+
+
+def run(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """The events of one leg: `{"step": ...}` while it works, `{"outcome": ...}` for each path and row order."""
+    yield {"step": "composing verl's configuration"}
+    with tempfile.TemporaryDirectory() as directory:
+        config = _config(rows, Path(directory))
+        yield {"step": "starting Ray"}
+        with rig.local_ray():
+            yield {"step": "starting the workers"}
+            scorer = rig.reward_loop_manager(config)
+            roller = rig.fully_async_manager(
+                config, rig.RecordedClient(rows, config), scorer.reward_loop_worker_handles
+            )
+
+            def reward_loop(ordered: Sequence[Row]) -> Any:
+                return scorer.compute_rm_score(rig.scored_batch(ordered, config))
+
+            def agent_loop(ordered: Sequence[Row]) -> Any:
+                return roller.generate_sequences(rig.prompt_batch(ordered))
+
+            def fully_async(ordered: Sequence[Row]) -> Any:
+                return asyncio.run(_one_by_one(roller, ordered, config))
+
+            first, second = _two_schemas(rows)
+            jobs: list[tuple[str, str, Sequence[Row], Job]] = [
+                *(
+                    ("reward loop", f"{turned[0]['data_source']} first", turned, reward_loop)
+                    for turned in _rotations(rows)
+                ),
+                ("agent loop", "one schema per worker", [*first, *second], agent_loop),
+                ("agent loop", "one schema per worker, reversed", [*second, *first], agent_loop),
+                ("fully async", "samples finished one by one", [*first, *second], fully_async),
+            ]
+            for path, order, ordered, job in jobs:
+                yield {"step": f"{path}, {order}"}
+                yield {"outcome": outcome(path, order, ordered, _emitted(scorer, ordered, config), job)}
+
+
+def _config(rows: Sequence[Row], directory: Path) -> Any:
+    prompt = max(sum(len(str(turn["content"]).encode()) + 32 for turn in row["prompt"]) for row in rows)
+    response = max(len(row["response"].encode()) for row in rows)
+    return rig.compose_config(
+        rig.build_model_dir(directory),
+        [
+            f"reward.num_workers={WORKERS}",
+            f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}",
+            f"data.max_prompt_length={prompt + 32}",
+            f"data.max_response_length={response + 1}",
+        ],
+    )
+
+
+def _rotations(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """The rows once for each data source, turned so that it comes first."""
+    sources = [row["data_source"] for row in rows]
+    for source in dict.fromkeys(sources):
+        first = sources.index(source)
+        yield [*rows[first:], *rows[:first]]
+
+
+def _two_schemas(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """As many rows of the first data source as of the second; two halves, where there is but one."""
+    by_source: dict[str, list[Row]] = {}
+    for row in rows:
+        by_source.setdefault(row["data_source"], []).append(row)
+    one, other = [*by_source.values(), list(rows)][:2]
+    count = min(len(one), len(other))
+    return one[:count], other[:count]
+
+
+async def _one_by_one(roller: Any, rows: Sequence[Row], config: Any) -> Any:
+    """Each row alone through the fully-async manager, and together again as the fully-async trainer does it."""
+    from verl.experimental.fully_async_policy.detach_utils import RolloutSample, assemble_batch_from_rollout_samples
+
+    outputs = await asyncio.gather(*(roller.generate_sequences_single(rig.prompt_batch([row])) for row in rows))
+    samples = [
+        RolloutSample(full_batch=output, sample_id=str(number), epoch=0, rollout_status={})
+        for number, output in enumerate(outputs)
+    ]
+    return assemble_batch_from_rollout_samples(samples, None, config)
+
+
+def _emitted(scorer: Any, rows: Sequence[Row], config: Any) -> Emitted:
+    """What verl's scorers return for each row, asked of the first worker without any manager in between."""
+    import ray
+
+    scored = ray.get(scorer.reward_loop_workers[0].compute_score_batch.remote(rig.scored_batch(rows, config)))
+    return [row["reward_extra_info"] for row in scored]
+
+
+def outcome(path: str, order: str, rows: Sequence[Row], emitted: Emitted, job: Job) -> dict[str, Any]:
+    """Run `job`, which makes a batch of the rows, and hold its columns against what the scorers emitted."""
+    report: dict[str, Any] = {"path": path, "order": order, "values": sum(map(len, emitted))}
+    try:
+        found = job(rows).non_tensor_batch
+    except Exception as error:  # on stock verl, the exception is the outcome
+        return {**report, "error": f"{type(error).__name__}: {shown(str(error))}", "lost": report["values"]}
+    keys = list(dict.fromkeys(key for row in emitted for key in row))
+    lost = {
+        key: sum(_is_lost(found.get(key), n, row[key]) for n, row in enumerate(emitted) if key in row) for key in keys
+    }
+    columns = {key: found[key] for key in found if key in keys}
+    return {
+        **report,
+        "lost": sum(lost.values()),
+        "lost_by_key": {key: count for key, count in lost.items() if count},
+        "columns": [
+            {"key": key, "dtype": str(column.dtype), "coverage": _coverage(key, rows, emitted)}
+            for key, column in columns.items()
+        ],
+        "table": [
+            {"data source": row["data_source"], **{key: _cell(column[number]) for key, column in columns.items()}}
+            for number, row in enumerate(rows[:ROWS_SHOWN])
+        ],
+    }
+
+
+def _is_lost(column: Any, row: int, value: Any) -> bool:
+    """Whether a value is not at its row, equal and of its kind (text is text, a number is a number)."""
+    return (
+        column is None or not same_value(column[row], value) or isinstance(column[row], str) != isinstance(value, str)
+    )
+
+
+def _coverage(key: str, rows: Sequence[Row], emitted: Emitted) -> dict[str, list[int]]:
+    """By data source, how many rows emitted `key`, and of how many."""
+    coverage: dict[str, list[int]] = {}
+    for row, infos in zip(rows, emitted, strict=True):
+        have = coverage.setdefault(row["data_source"], [0, 0])
+        have[0] += key in infos
+        have[1] += 1
+    return coverage
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The demo as a person sees it: the same rows on stock verl and with verl-ext, and how many values were lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from verl_ext.demo.data import read_rows
+from verl_ext.errors import VerlExtError, shown
+
+Outcome = dict[str, Any]
+
+LEGS = {"stock verl": {"VERL_EXT_DISABLE": "1"}, "verl-ext": {"VERL_EXT_DISABLE": "0"}}
+"""Each leg runs in a process of its own; what differs is one variable."""
+
+_NAMES_SHOWN = 6
+"""How many keys or data sources get a column of their own: more would not fit beside each other."""
+
+
+class DemoError(VerlExtError, RuntimeError):
+    """A leg of the demo ended before it had run every path."""
+
+
+def run_demo(console: Console, rows_file: Path | None = None) -> int:
+    """Run both legs and print what came out.
+
+    Returns:
+        The number of values that were lost with verl-ext on: 0, or the demo has found a fault.
+
+    Raises:
+        RowsFileError: the file of rows is not in verl's row format.
+        DemoError: a leg died; its last lines of output are in the message.
+    """
+    rows = read_rows(rows_file)
+    sources = dict.fromkeys(row["data_source"] for row in rows)
+    console.print(Text(f"{len(rows)} rows of {len(sources)} data sources ({', '.join(map(_safe, sources))})"))
+    outcomes: dict[str, list[Outcome]] = {}
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
+        for leg, environment in LEGS.items():
+            task = progress.add_task(leg, total=None)
+            outcomes[leg] = []
+            for event in _events(rows_file, environment):
+                if "step" in event:
+                    progress.update(task, description=f"{leg}: {_safe(event['step'])}")
+                else:
+                    outcomes[leg].append(event["outcome"])
+            progress.remove_task(task)
+    return _report(console, outcomes["stock verl"], outcomes["verl-ext"])
+
+
+def _events(rows_file: Path | None, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
+    command = [sys.executable, "-m", "verl_ext.demo.leg", *([str(rows_file)] if rows_file else [])]
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+        subprocess.Popen(  # noqa: S603  our own module, by this interpreter
+            command, stdout=subprocess.PIPE, stderr=log, text=True, errors="replace", env={**os.environ, **environment}
+        ) as process,
+    ):
+        assert process.stdout is not None  # noqa: S101  for the type checker: it is a pipe
+        last = ""
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+            else:
+                last = line
+        if process.wait() != 0:
+            log.seek(0)
+            tail = [_printable(line) for line in (last, *log.read().splitlines())][-12:]
+            raise DemoError(f"a leg of the demo ended with exit code {process.returncode}:\n" + "\n".join(tail))
+
+
+def _report(console: Console, stock: list[Outcome], ours: list[Outcome]) -> int:
+    table = Table(title="What became of the values that the reward functions returned", title_justify="left")
+    for heading in ("path", "row order", "stock verl", "verl-ext"):
+        table.add_column(heading, overflow="fold")
+    for before, after in zip(stock, ours, strict=True):
+        table.add_row(_safe_text(before["path"]), _safe_text(before["order"]), _verdict(before), _verdict(after))
+    console.print(table)
+
+    shown_outcome = next((outcome for outcome in ours if "error" not in outcome), None)
+    if shown_outcome is not None:
+        console.print(_aligned(shown_outcome))
+        console.print(_columns(shown_outcome))
+    lost, values = sum(outcome["lost"] for outcome in ours), sum(outcome["values"] for outcome in ours)
+    verdict = f"{lost} of {values} values lost"
+    stock_lost = sum(outcome["lost"] for outcome in stock)
+    console.print(
+        Panel.fit(
+            f"[bold {'red' if lost else 'green'}]with verl-ext: {verdict}[/]   on stock verl: {stock_lost} of {values}"
+        )
+    )
+    return int(lost)
+
+
+def _verdict(outcome: Outcome) -> Text:
+    if "error" in outcome:
+        return _safe_text(outcome["error"], "red")
+    if outcome["lost"]:
+        parts = ", ".join(f"{_safe(key)} {count}" for key, count in outcome["lost_by_key"].items())
+        return Text.assemble((f"{outcome['lost']} of {outcome['values']} values lost", "red"), f" ({parts})")
+    return Text(f"0 of {outcome['values']} values lost", "green")
+
+
+def _aligned(outcome: Outcome) -> Table:
+    keys = list(outcome["table"][0])
+    table = Table(title=Text(f"The aligned table ({_safe(outcome['order'])}, its first rows)"), title_justify="left")
+    table.add_column("row", justify="right")
+    _add_columns(table, keys, "keys")
+    for number, row in enumerate(outcome["table"]):
+        table.add_row(str(number), *(_safe_text(row[key]) for key in keys[:_NAMES_SHOWN]))
+    return table
+
+
+def _columns(outcome: Outcome) -> Table:
+    sources = list(outcome["columns"][0]["coverage"]) if outcome["columns"] else []
+    table = Table(title="Each key: its dtype, and the rows that have it by data source", title_justify="left")
+    for heading in ("key", "dtype"):
+        table.add_column(heading, overflow="fold")
+    _add_columns(table, sources, "data sources")
+    for column in outcome["columns"]:
+        have = [f"{count} of {total}" for count, total in column["coverage"].values()]
+        table.add_row(_safe_text(column["key"]), column["dtype"], *have[:_NAMES_SHOWN])
+    return table
+
+
+def _add_columns(table: Table, names: list[str], kind: str) -> None:
+    for name in names[:_NAMES_SHOWN]:
+        table.add_column(_safe_text(name), overflow="fold")
+    if len(names) > _NAMES_SHOWN:
+        table.caption = f"and {len(names) - _NAMES_SHOWN} more {kind}"
+
+
+def _safe_text(value: str, style: str = "") -> Text:
+    return Text(_safe(value), style)
+
+
+def _safe(value: str) -> str:
+    """As `shown`, without the quotes: data must neither break a table nor drive a terminal."""
+    quoted = shown(value)
+    return quoted[1:-1] if quoted.endswith(quoted[0]) else quoted[1:]
+
+
+def _printable(line: str) -> str:
+    """A line of a leg's log, which may quote data: without colours, control characters escaped."""
+    plain = Text.from_ansi(line).plain[:500]
+    return plain if plain.isprintable() else plain.encode("unicode_escape").decode()

@@ -1,0 +1,75 @@
+"""The named errors: one base class, and the one way in which values are quoted in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+_LONGEST_QUOTE = 80
+_LONGEST_LIST = 8
+
+
+def shown(value: Any) -> str:
+    """`value` as it may stand in a message: one line, control characters escaped, at most 80 characters.
+
+    Reward text is data that a model wrote: it must neither flood a log nor drive a terminal.
+    """
+    try:
+        text = ascii(value[: _LONGEST_QUOTE + 1] if isinstance(value, str | bytes | bytearray) else value)
+    except Exception as error:  # a user's own __repr__ may raise; the message about its row must still come out
+        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    if not text.isprintable():  # a repr with line breaks, as an array's, or with whatever else
+        text = text[: _LONGEST_QUOTE + 1].encode("unicode_escape").decode()
+    return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
+
+
+class VerlExtError(Exception):
+    """Base class of every error that verl-ext raises on its own account."""
+
+
+class RowError(VerlExtError, TypeError):
+    """A row of a raw column is no dict, or one of its keys is no `str`."""
+
+
+class FieldCollisionError(VerlExtError, ValueError):
+    """Reward keys that name something the batch already holds.
+
+    Attributes:
+        collisions: every colliding key, with the place where its name is taken.
+        origin: where the key comes from, such as a row and its data source; not for every key.
+    """
+
+    def __init__(self, collisions: Mapping[str, str], origin: Mapping[str, str] | None = None) -> None:
+        self.collisions = dict(collisions)
+        self.origin = dict(origin or {})
+        clashes = [
+            f"{shown(key)}{f' ({self.origin[key]})' if key in self.origin else ''} is already {where}"
+            for key, where in islice(self.collisions.items(), _LONGEST_LIST)
+        ]
+        if len(self.collisions) > _LONGEST_LIST:
+            clashes.append(f"and {len(self.collisions) - _LONGEST_LIST} more")
+        one = next(iter(self.collisions), "key")
+        super().__init__(
+            f"{len(self.collisions)} reward key(s) would overwrite what the batch already holds: {'; '.join(clashes)}. "
+            f"Rename them in the dict that your reward function returns, for example to {shown(f'reward_{one}')}."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.collisions, self.origin)
+
+
+class BatchMismatchError(VerlExtError, ValueError):
+    """Batches that cannot become one: they hold different tensors, or contradict each other in `meta_info`."""
+
+
+class UnfinalizedError(VerlExtError, ValueError):
+    """A raw column stands where aligned columns are needed, and cannot be finalized there."""
+
+
+class PluginMissingError(VerlExtError, RuntimeError):
+    """A Ray worker took part in a batch without verl-ext, or with another version of it."""
+
+
+class VerlNotFoundError(VerlExtError, ImportError):
+    """verl is needed for what was asked, and is not installed."""

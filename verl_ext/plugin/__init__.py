@@ -1,0 +1,116 @@
+"""The plugin: which verl modules are taught, when, and what became of it.
+
+`activate()` registers the patch sites; each is applied when verl imports its module. `import verl_ext` alone activates
+nothing: verl imports `verl_ext.autoload`, which does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+import wrapt
+
+from verl_ext.plugin._site import PatchSite, State, log
+
+__all__ = ["SITES", "SiteStatus", "State", "activate", "deactivate", "status"]
+
+DISABLE = "VERL_EXT_DISABLE"
+"""`1` turns the plugin off, `0` does not; a comma-separated list of sites turns those off."""
+
+SITES = {
+    "protocol": "verl.protocol",
+    "reward_loop": "verl.experimental.reward_loop.reward_loop",
+    "agent_loop": "verl.experimental.agent_loop.agent_loop",
+    "fully_async": "verl.experimental.fully_async_policy.fully_async_rollouter",
+}
+"""Every patch site: the file of this package, and the verl module that it teaches."""
+
+_lock = threading.RLock()
+_sites: dict[str, PatchSite] = {}
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """What became of one patch site in this process: its name, verl module and state, and why."""
+
+    name: str
+    module: str
+    state: State
+    detail: str
+
+
+def activate() -> None:
+    """Teach verl in this process: modules that are imported already now, the others on import.
+
+    Doing it twice changes nothing. Sites named in `VERL_EXT_DISABLE` are left out.
+    """
+    off = _disabled()
+    with _lock:
+        for name, module in SITES.items():
+            site = _sites.get(name)
+            if name in off or (site is not None and site.state is not State.DISABLED):
+                continue
+            if site is None:
+                site = _sites[name] = import_module(f"{__name__}.{name}").site
+                site.state = State.WAITING
+                wrapt.register_post_import_hook(_apply_on_import, module)
+            else:
+                site.state = State.WAITING
+                _apply_if_imported(site)
+
+
+def deactivate() -> None:
+    """Put verl's own functions back, in this process."""
+    with _lock:
+        for site in reversed(_sites.values()):
+            site.undo()
+
+
+def status() -> list[SiteStatus]:
+    """What became of every patch site in this process, in the order of `SITES`."""
+    off = _disabled()
+    reports = []
+    for name, module in SITES.items():
+        site = _sites.get(name)
+        if site is not None and site.state is not State.DISABLED:
+            reports.append(SiteStatus(name, module, site.state, site.detail))
+        else:
+            why = f"{DISABLE}={os.environ[DISABLE]}" if name in off else "not activated"
+            reports.append(SiteStatus(name, module, State.DISABLED, why))
+    return reports
+
+
+def site_is_active(name: str) -> bool:
+    """Whether a site's patches stand in this process."""
+    return name in _sites and _sites[name].state is State.ACTIVE
+
+
+def _apply_on_import(module: ModuleType) -> None:
+    with _lock:
+        for site in _sites.values():
+            if site.module == module.__name__:
+                site.apply(module)
+
+
+def _apply_if_imported(site: PatchSite) -> None:
+    import sys
+
+    module = sys.modules.get(site.module)
+    if module is not None:
+        site.apply(module)
+
+
+def _disabled() -> set[str]:
+    setting = os.environ.get(DISABLE, "").strip().lower()
+    if setting in ("", "0", "false", "no", "off"):
+        return set()
+    if setting in ("1", "true", "yes", "on", "all"):
+        return set(SITES)
+    names = {name.strip() for name in setting.split(",") if name.strip()}
+    if unknown := names - SITES.keys():
+        log.warning("verl-ext: %s names no patch site: %s; there are %s", DISABLE, sorted(unknown), sorted(SITES))
+    return names & SITES.keys()

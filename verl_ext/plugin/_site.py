@@ -1,0 +1,153 @@
+"""The one mechanism of the plugin: a patch site, what it wraps, what it expects of verl, how it is undone.
+
+A site is a file of this package beside the verl module that it teaches. It declares patches; this module applies them
+when verl imports that module, all or none, and keeps what is needed to take them back.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+log = logging.getLogger("verl_ext")
+
+Function = Callable[..., Any]
+MARK = "__verl_ext_site__"
+"""Attribute of every function that we put in the place of one of verl's: the name of its site."""
+
+
+class State(str, Enum):
+    """What became of a patch site in this process."""
+
+    WAITING = "waiting"  # verl has not imported the module yet
+    ACTIVE = "active"
+    DISABLED = "disabled"  # by VERL_EXT_DISABLE, or never activated
+    UNKNOWN = "unknown"  # verl's code is not what the site was written for: stock behaviour, said loudly
+
+
+class UnknownVerlError(Exception):
+    """verl's code is not what a patch expects; the message says what was found. Never leaves the plugin."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One function of verl and what it is taught.
+
+    Attributes:
+        target: dotted name within the module, `Class.method` or `function`.
+        parameters: the names of the parameters that verl's function begins with, in order.
+        teach: from verl's function to ours; a coroutine function stays one.
+        needed: whether verl's module has the fault that this patch is for; `None` where it always has.
+    """
+
+    target: str
+    parameters: tuple[str, ...]
+    teach: Callable[[Function], Function]
+    needed: Callable[[Any], bool] | None = None
+
+    def locate(self, module: ModuleType) -> tuple[Any, str, Any, Function]:
+        """The owner, the attribute's name, what stands there (maybe a static or class method), and its function."""
+        *path, name = self.target.split(".")
+        owner: Any = module
+        for part in path:
+            owner = getattr(owner, part, None)
+        standing = vars(owner).get(name) if owner is not None else None
+        if standing is None:
+            raise UnknownVerlError(f"{self.target} is not there")
+        function = standing.__func__ if isinstance(standing, staticmethod | classmethod) else standing
+        if not callable(function):
+            raise UnknownVerlError(f"{self.target} is no function")
+        if getattr(function, MARK, None) is not None:
+            raise UnknownVerlError(f"{self.target} is taught already, by the site {getattr(function, MARK)!r}")
+        # `ray.remote(cls)` writes its own parameters into the signatures of the class's functions.
+        found = tuple(name for name in inspect.signature(function).parameters if not name.startswith("_ray_"))
+        if found[: len(self.parameters)] != self.parameters:
+            raise UnknownVerlError(f"{self.target} takes ({', '.join(found)}), not ({', '.join(self.parameters)})")
+        return owner, name, standing, function
+
+
+@dataclass
+class PatchSite:
+    """What one verl module is taught.
+
+    Attributes:
+        name: the file of this package, and the name in `VERL_EXT_DISABLE`.
+        module: the verl module.
+        purpose: what a user loses without it, in one line.
+    """
+
+    name: str
+    module: str
+    purpose: str
+    state: State = State.DISABLED
+    detail: str = ""
+    _patches: list[Patch] = field(default_factory=list)
+    _undo: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
+
+    def wraps(
+        self, target: str, *parameters: str, needed: Callable[[Any], bool] | None = None
+    ) -> Callable[[Callable[[Function], Function]], Patch]:
+        """Declare a patch: the decorated function gets verl's function and returns ours."""
+
+        def declare(teach: Callable[[Function], Function]) -> Patch:
+            patch = Patch(target, parameters, teach, needed)
+            self._patches.append(patch)
+            return patch
+
+        return declare
+
+    def apply(self, module: ModuleType) -> None:
+        """Teach `module`, all patches or none. An error is reported, never raised into verl's import."""
+        if self.state is not State.WAITING:
+            return
+        try:
+            wanted = [patch for patch in self._patches if patch.needed is None or patch.needed(module)]
+            places = [(patch, *patch.locate(module)) for patch in wanted]
+            for patch, owner, name, standing, function in places:
+                taught = self._marked(patch.teach(function), function)
+                installed = type(standing)(taught) if isinstance(standing, staticmethod | classmethod) else taught
+                self._undo.append((owner, name, standing, installed))
+                setattr(owner, name, installed)
+        except Exception as error:
+            self.undo()
+            self.state, self.detail = State.UNKNOWN, str(error) or repr(error)
+            log.warning(
+                "verl-ext: %s is not what this version knows (%s). Its patch site %r stays off, so %s.",
+                self.module,
+                self.detail,
+                self.name,
+                self.purpose,
+                exc_info=not isinstance(error, UnknownVerlError),
+            )
+        else:
+            unneeded = [f"{patch.target} (not needed)" for patch in self._patches if patch not in wanted]
+            self.state, self.detail = State.ACTIVE, ", ".join([*(patch.target for patch in wanted), *unneeded])
+
+    def _marked(self, taught: Function, function: Function) -> Function:
+        # A plain function under verl's own name, not a proxy object: it must pickle by reference.
+        functools.update_wrapper(taught, function)
+        setattr(taught, MARK, self.name)
+        if inspect.iscoroutinefunction(taught) != inspect.iscoroutinefunction(function):
+            raise UnknownVerlError(f"{function.__qualname__} changed between plain and coroutine function")
+        return taught
+
+    def undo(self) -> None:
+        """Put verl's own function objects back, but where somebody has wrapped ours since."""
+        for owner, name, standing, installed in reversed(self._undo):
+            if vars(owner).get(name) is installed:
+                setattr(owner, name, standing)
+            else:
+                log.warning("verl-ext: %s.%s was wrapped again by others and stays as it is", owner.__name__, name)
+        self._undo.clear()
+        self.state, self.detail = State.DISABLED, ""
+
+
+def taught_by(function: Any) -> str | None:
+    """The name of the site whose function this is, or `None` for anybody else's."""
+    return getattr(function, MARK, None)

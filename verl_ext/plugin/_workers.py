@@ -1,0 +1,59 @@
+"""The mark by which managers ask workers to act, and whether Ray workers run the plugin at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import verl_ext
+from verl_ext.errors import PluginMissingError, shown
+
+REQUEST = "verl_ext/request"
+"""Key in a request's `meta_info` by which a manager asks workers to act: its version of verl-ext.
+
+Workers act on this mark only, so a driver without the plugin gets stock behaviour from workers with it.
+"""
+
+
+def marked(batch: Any) -> Any:
+    """The same batch with the mark in a `meta_info` of its own; tensors and columns are shared."""
+    return type(batch)(
+        batch=batch.batch,
+        non_tensor_batch=batch.non_tensor_batch,
+        meta_info={**batch.meta_info, REQUEST: verl_ext.__version__},
+    )
+
+
+def refuse_untaught(workers: Sequence[Any], site: str, cause: Exception | None = None) -> None:
+    """Raise if a worker's process does not run the patch site `site`, or runs another version of verl-ext.
+
+    Args:
+        workers: Ray actor handles.
+        site: the name of the patch site.
+        cause: the error that made the caller ask.
+
+    Raises:
+        PluginMissingError: names each such worker's node and process, and what to do.
+    """
+    import ray
+
+    def state(worker: Any) -> tuple[str | None, str, int]:
+        # Nested on purpose: Ray sends it by value, so that it runs where verl-ext is not even installed.
+        import os
+        import sys
+
+        import ray
+
+        plugin = sys.modules.get("verl_ext.plugin")
+        version = sys.modules["verl_ext"].__version__ if plugin is not None and plugin.site_is_active(site) else None
+        return version, ray.util.get_node_ip_address(), os.getpid()
+
+    answers = ray.get([worker.__ray_call__.remote(state) for worker in workers])
+    for version in dict.fromkeys(version for version, _, _ in answers if version != verl_ext.__version__):
+        where = [f"worker {n} on node {ip} (pid {pid})" for n, (v, ip, pid) in enumerate(answers) if v == version]
+        what = f"run verl-ext {shown(version)}" if version else f"do not run verl-ext's patch site {site!r}"
+        raise PluginMissingError(
+            f"{len(where)} of {len(workers)} workers {what}: {', '.join(where[:8])}. Install verl-ext {verl_ext.__version__} "
+            "on every node. verl >= 0.9 then loads it, unless VERL_USE_EXTERNAL_PLUGINS or VERL_EXT_DISABLE says "
+            "otherwise in the worker's environment; older verl needs VERL_USE_EXTERNAL_MODULES=verl_ext.autoload there"
+        ) from cause

@@ -1,0 +1,33 @@
+"""Teaches the fully-async rollouter to finalize each sample's output, which travels to the trainer alone.
+
+The trainer then concatenates samples that were finalized by themselves: `protocol` makes of them what finalizing the
+whole batch would have made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_ext.plugin._site import Function, PatchSite
+from verl_ext.plugin._workers import marked, refuse_untaught
+from verl_ext.plugin.agent_loop import finalized
+from verl_ext.plugin.agent_loop import site as agent_loop
+
+site = PatchSite(
+    name="fully_async",
+    module="verl.experimental.fully_async_policy.fully_async_rollouter",
+    purpose="samples of different reward schemas cannot be concatenated by the fully-async trainer",
+)
+
+
+@site.wraps("FullyAsyncAgentLoopManager.generate_sequences_single", "self", "prompts")
+def _generate_sequences_single(stock: Function) -> Function:
+    async def generate_sequences_single(self: Any, prompts: Any) -> Any:
+        try:
+            output = await stock(self, marked(prompts))
+        except KeyError as error:  # what a stock worker leads to
+            refuse_untaught(self.agent_loop_workers, agent_loop.name, error)
+            raise
+        return finalized(output, prompts, self.agent_loop_workers)
+
+    return generate_sequences_single

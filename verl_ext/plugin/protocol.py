@@ -1,0 +1,68 @@
+"""Teaches `verl.protocol`: where verl names `DataProto`, a batch that is ours is handled by our class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_ext.plugin._site import Function, PatchSite
+
+site = PatchSite(
+    name="protocol",
+    module="verl.protocol",
+    purpose="batches of different reward schemas cannot be concatenated or united",
+)
+
+
+@site.wraps("DataProto.concat", "data")
+def _concat(stock: Function) -> Function:
+    def concat(data: Any) -> Any:
+        from verl_ext.protocol import SparseDataProto, is_sparse
+
+        return SparseDataProto.concat(data) if any(map(is_sparse, data)) else stock(data)
+
+    return concat
+
+
+@site.wraps("DataProto.union", "self", "other")
+def _union(stock: Function) -> Function:
+    def union(self: Any, other: Any) -> Any:
+        from verl_ext.protocol import guarded_union, is_sparse
+
+        return guarded_union(self, other) if is_sparse(self) or is_sparse(other) else stock(self, other)
+
+    return union
+
+
+@site.wraps("DataProto.make_iterator", "self", "mini_batch_size", "epochs", "seed", "dataloader_kwargs")
+def _make_iterator(stock: Function) -> Function:
+    return _by_our_class(stock, "make_iterator")
+
+
+@site.wraps("DataProto.to_tensordict", "self")
+def _to_tensordict(stock: Function) -> Function:
+    return _by_our_class(stock, "to_tensordict")
+
+
+@site.wraps("DataProto.from_tensordict", "cls", "tensor_dict", "meta_info", "num_batch_dims")
+def _from_tensordict(stock: Function) -> Function:
+    def from_tensordict(cls: Any, tensor_dict: Any = None, meta_info: Any = None, num_batch_dims: int = 1) -> Any:
+        from verl_ext.protocol import COLUMNS_MARK, SparseDataProto
+
+        if COLUMNS_MARK in tensor_dict.keys() and not issubclass(cls, SparseDataProto):
+            return SparseDataProto.from_tensordict(tensor_dict, meta_info, num_batch_dims)
+        return stock(cls, tensor_dict, meta_info, num_batch_dims)
+
+    return from_tensordict
+
+
+def _by_our_class(stock: Function, name: str) -> Function:
+    """For a plain batch that carries a raw column: the method of `SparseDataProto`."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from verl_ext.protocol import SparseDataProto, as_sparse, is_sparse
+
+        if is_sparse(self) and not isinstance(self, SparseDataProto):
+            return getattr(as_sparse(self), name)(*args, **kwargs)
+        return stock(self, *args, **kwargs)
+
+    return method

@@ -1,0 +1,92 @@
+"""Teaches `RewardLoopManager.compute_rm_score` to return every key of every row, on any number of workers.
+
+verl's manager takes the batch's keys from its first row. So each worker hands its rows back in an envelope under one
+constant key, which verl's own assembly sees as one uniform schema, and the manager's result is unwrapped and finalized.
+Workers do so only for a request that carries the manager's mark; a worker that does not is a named error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import verl_ext
+from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
+from verl_ext.plugin._site import Function, PatchSite, log
+from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught
+
+site = PatchSite(
+    name="reward_loop",
+    module="verl.experimental.reward_loop.reward_loop",
+    purpose="reward keys that the first row of a batch lacks are lost, and keys that a later row lacks are a KeyError",
+)
+
+ENVELOPE = "verl_ext/reward_extra_info"
+"""The one reward key that verl's own assembly sees in a reply: `{"version": ..., "row": ...}` for every row."""
+
+
+@site.wraps("RewardLoopWorker.compute_score", "self", "data")
+def _compute_score(stock: Function) -> Function:
+    async def compute_score(self: Any, data: Any) -> Any:
+        # A discriminative reward model answers without extra info. The manager reads that as {}, but the agent loop,
+        # which asks for single samples, indexes it: KeyError.
+        return {"reward_extra_info": {}, **await stock(self, data)}
+
+    return compute_score
+
+
+@site.wraps("RewardLoopWorker.compute_score_batch", "self", "data")
+def _compute_score_batch(stock: Function) -> Function:
+    async def compute_score_batch(self: Any, data: Any) -> Any:
+        outputs = await stock(self, data)
+        if REQUEST not in data.meta_info:
+            return outputs
+        return [{**output, "reward_extra_info": _envelope(output.get("reward_extra_info"))} for output in outputs]
+
+    return compute_score_batch
+
+
+def _envelope(row: Row) -> dict[str, Any]:
+    # In a dict, since NumPy would open a tuple or a list.
+    return {ENVELOPE: {"version": verl_ext.__version__, "row": row}}
+
+
+@site.wraps("RewardLoopManager.compute_rm_score", "self", "data")
+def _compute_rm_score(stock: Function) -> Function:
+    def compute_rm_score(self: Any, data: Any) -> Any:
+        from verl_ext.protocol import SparseDataProto
+
+        if len(data) == 0:  # verl looks into row 0
+            return _without_rows(data).finalize(keep_raw=False)
+        try:
+            reply = stock(self, marked(data))
+        except KeyError as error:  # some rows in envelopes and some not
+            refuse_untaught(self.reward_loop_workers, site.name, error)
+            raise
+        envelopes = reply.non_tensor_batch.pop(ENVELOPE, None)
+        if envelopes is None:
+            refuse_untaught(self.reward_loop_workers, site.name)
+            log.warning(
+                "verl-ext: the reward workers answer by a compute_score_batch of their own, which replaces verl's: "
+                "reward keys that not every row has are treated as by stock verl"
+            )
+            return reply
+        if any(envelope["version"] != verl_ext.__version__ for envelope in envelopes):
+            refuse_untaught(self.reward_loop_workers, site.name)
+        rows = SparseNonTensor(envelope["row"] for envelope in envelopes)
+        scored = SparseDataProto(batch=reply.batch, non_tensor_batch={RAW_COLUMN: rows})
+        tensors = dict.fromkeys(data.batch.keys(), "a tensor of the batch that was scored")
+        return scored.finalize(reserved=tensors, keep_raw=False)
+
+    return compute_rm_score
+
+
+def _without_rows(data: Any) -> Any:
+    import torch
+    from tensordict import TensorDict
+
+    from verl_ext.protocol import SparseDataProto
+
+    scores = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+    return SparseDataProto(
+        batch=TensorDict({"rm_scores": scores}, batch_size=0), non_tensor_batch={RAW_COLUMN: SparseNonTensor()}
+    )

@@ -1,0 +1,342 @@
+"""Rows to aligned columns, and column + column: the ordered union of keys and the dtype rules.
+
+NumPy only. The rules are the table `RULES`: the first one that holds every value exactly makes the column, and what no
+rule holds becomes a 1-D object array with one value per row. Nothing here knows about batches or verl.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from verl_ext.column import Row, check_rows, ordered_keys
+
+Column = np.ndarray
+
+_EXACT_IN_FLOAT64 = 2**53
+_FREE_TEXT_BYTES = 2**20
+_TEXT_PADDING = 8
+_DEEPEST = 16
+_SAME_IN_PYTHON = frozenset("biufcOUS")
+_PYTHON_NUMBERS = frozenset((bool, int, float, complex))
+_SEQUENCES = frozenset((list, tuple, np.ndarray))
+
+
+def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[str, np.ndarray]:
+    """Align per-sample reward dicts into one column per key.
+
+    Args:
+        infos: one dict per sample, keys free from sample to sample; `None` is as `{}`.
+
+    Returns:
+        Columns by key, in the order in which the keys first appear; each is an array whose first axis is the batch.
+        A key that every row has gets the dtype that NumPy infers where that holds every value exactly, else `object`;
+        a key that some rows lack is `object` with `None` where it is missing. Values are shared, not copied. (Replaces
+        the sample-0 assembly in verl's `RewardLoopManager.compute_rm_score` and `AgentLoopWorker._postprocess`.)
+
+    Raises:
+        RowError: a row is no dict, or a key no `str`.
+
+    >>> assemble_reward_extra_info([{"acc": 1.0}, {"acc": True, "pred": "42"}])
+    {'acc': array([1., 1.]), 'pred': array([None, '42'], dtype=object)}
+    """
+    rows = list(infos)
+    check_rows(rows)
+    rows = [row or {} for row in rows]
+    return {key: _column_of(key, rows) for key in ordered_keys(rows)}
+
+
+def _column_of(key: str, rows: list[dict[str, Any]]) -> Column:
+    values = [row[key] for row in rows if key in row]
+    if len(values) == len(rows):
+        return dense_column(values)
+    return object_column([row.get(key) for row in rows])
+
+
+def dense_column(values: Sequence[Any]) -> Column:
+    """One value per row, none missing, as the array that the first fitting rule makes: `(batch, ...)`."""
+    types = set(map(type, values))
+    for rule in RULES:
+        column = rule(values, types)
+        if column is not None:
+            return column
+    return object_column(values)
+
+
+def object_column(values: Sequence[Any]) -> Column:
+    """`values` as they are in a 1-D object array; NumPy scalars and 0-d numeric arrays and tensors as Python numbers.
+
+    verl writes object columns through `json`, where a NumPy integer would come out as text.
+    """
+    if not all(_is_plain(kind) for kind in set(map(type, values))):
+        values = [_python_number(value, value) for value in values]
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+# --- the dtype rules ---------------------------------------------------------------------------------------------
+
+
+def _numbers(values: Sequence[Any], types: set[type]) -> Column | None:
+    """Bools and numbers, where NumPy's inferred dtype holds every value exactly.
+
+    A narrow dtype (float32, int8, ...) only if every row brings it, else inferred from the Python values; integers
+    alone are never made floats; an integer that float64 cannot hold is not put beside floats.
+    """
+    if not types:
+        return None
+    if not types <= _PYTHON_NUMBERS:
+        dtype = _brought_dtype(values)
+        values = [_python_number(value, None) for value in values]
+        types = set(map(type, values))
+        if type(None) in types:
+            return None
+        if dtype is not None:
+            return np.array(values, dtype=dtype)
+    if all(issubclass(kind, int) for kind in types):
+        return _integers(values, types)
+    column = np.array(values)
+    return column if column.dtype.kind in "fc" and _exact_in_float64(values, types) else None
+
+
+def _integers(values: Sequence[int], types: set[type]) -> Column | None:
+    # NumPy alone would infer float64 from [1, 2**63]
+    if types == {bool}:
+        return np.array(values)
+    low, high = min(values), max(values)
+    for dtype in (np.int64, np.uint64):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return np.array(values, dtype=dtype)
+    return None
+
+
+def _exact_in_float64(numbers: Iterable[Any], types: Iterable[type]) -> bool:
+    """Whether float64 holds every integer among `numbers`, which are of these types."""
+    if not any(issubclass(kind, int) and kind is not bool for kind in types):
+        return True
+    return all(
+        -_EXACT_IN_FLOAT64 <= number <= _EXACT_IN_FLOAT64 or int(float(number)) == number
+        for number in numbers
+        if isinstance(number, int)
+    )
+
+
+def _text(values: Sequence[Any], types: set[type]) -> Column | None:
+    """Exact `str`, none ending in NUL (which `<U` drops), where `<U` pads little.
+
+    One answer of 20,000 characters among 16,384 short ones costs 1.3 GB as `<U20000`.
+    """
+    if types != {str} or any(value[-1:] == "\0" for value in values):
+        return None
+    padded = len(values) * max(map(len, values))
+    if 4 * padded > _FREE_TEXT_BYTES and padded > _TEXT_PADDING * sum(map(len, values)):
+        return None
+    return np.array(values)
+
+
+def _nested(values: Sequence[Any], types: set[type]) -> Column | None:
+    """Lists, tuples and arrays of one shape whose leaves are all of one kind and held exactly: an n-D array."""
+    if not types or not types <= _SEQUENCES:
+        return None
+    shape = _shape(values[0])
+    if not shape or any(_shape(value) != shape for value in values[1:]):
+        return None
+    dtype = _dtype_of_arrays(values)
+    if dtype is not None and dtype.kind in "biufc":
+        return np.stack(values)
+    leaves = [leaf for value in values for leaf in _leaves(value, len(shape))]
+    if not leaves:
+        return np.empty((len(values), *shape), dtype=dtype or np.float64)
+    leaf_types = set(map(type, leaves))
+    column = _numbers(leaves, leaf_types)
+    if column is None:
+        column = _text(leaves, leaf_types)
+    if column is None:
+        return None
+    # Text arrays that all bring one width keep it, as on stock.
+    return column.reshape(len(values), *shape) if dtype is None else np.stack(values)
+
+
+RULES = (_numbers, _text, _nested)
+
+
+# --- what the rules ask about a value ----------------------------------------------------------------------------
+
+
+def _is_numpy_number(kind: type) -> bool:
+    return issubclass(kind, np.bool_ | np.number) and not issubclass(kind, np.timedelta64)
+
+
+def _is_tensor(kind: type) -> bool:
+    torch = sys.modules.get("torch")  # where torch was never imported, no value is a tensor
+    return torch is not None and issubclass(kind, torch.Tensor)
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether values of this type stay as they are in an object column."""
+    return not (_is_numpy_number(kind) or kind is np.ndarray or _is_tensor(kind))
+
+
+def _numpy_dtype(value: Any) -> np.dtype | None:
+    """The dtype that a NumPy scalar, a 0-d numeric array or a 0-d tensor brings along; `None` for anything else."""
+    if _is_numpy_number(type(value)) or (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc"):
+        return value.dtype.newbyteorder("=")
+    if _is_tensor(type(value)) and value.ndim == 0:
+        name = str(value.dtype).removeprefix("torch.")
+        try:
+            return np.dtype(name)  # the two share their names, but for bfloat16 and the like, which NumPy lacks
+        except TypeError:
+            return None
+    return None
+
+
+def _brought_dtype(values: Sequence[Any]) -> np.dtype | None:
+    """The one dtype that every value brings, or `None`."""
+    first = _numpy_dtype(values[0])
+    if first is None or any(_numpy_dtype(value) != first for value in values[1:]):
+        return None
+    return first
+
+
+def _python_number(value: Any, otherwise: Any) -> Any:
+    """`value` as a Python number of the same value, or `otherwise` if it is no number."""
+    if isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic):
+        return value
+    if _is_numpy_number(type(value)):
+        number = value.item()
+    elif (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc") or (
+        _is_tensor(type(value)) and value.ndim == 0
+    ):
+        try:
+            number = value.item()
+        except (RuntimeError, NotImplementedError):  # a tensor on the meta device has no value
+            return otherwise
+    else:
+        return otherwise
+    if isinstance(number, np.generic):  # long doubles, which Python may not be able to hold
+        narrowed = complex(number) if isinstance(number, np.complexfloating) else float(number)
+        return narrowed if narrowed == number or number != number else number
+    return number
+
+
+def _shape(value: Any, _open: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+    """The shape of nested lists, tuples and arrays; `()` for a leaf, `None` if ragged, opaque or too deep."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return value.shape if value.dtype.kind in "biufcU" else None
+    if kind is not list and kind is not tuple:
+        return ()
+    if len(_open) == _DEEPEST or id(value) in _open:  # a list may hold itself
+        return None
+    shapes = {_shape(item, (*_open, id(value))) for item in value}
+    if len(shapes) > 1 or None in shapes:
+        return None
+    return (len(value), *(shapes.pop() if shapes else ()))
+
+
+def _leaves(value: Any, depth: int) -> Iterable[Any]:
+    if type(value) is np.ndarray:
+        return value.ravel().tolist() if value.dtype.kind == "U" else list(value.ravel())
+    if depth == 1:
+        return value
+    return chain.from_iterable(_leaves(item, depth - 1) for item in value)
+
+
+def _dtype_of_arrays(values: Sequence[Any]) -> np.dtype | None:
+    dtypes = {value.dtype if type(value) is np.ndarray else None for value in values}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+# --- column + column ---------------------------------------------------------------------------------------------
+
+
+def merge_columns(parts: Sequence[Column | int]) -> Column:
+    """The column that the rows of all parts together would have given.
+
+    Args:
+        parts: aligned columns of one key, in row order; a part that lacks the key is its number of rows.
+
+    Returns:
+        `(sum of rows, ...)`, its dtype decided anew from all values, as `assemble_reward_extra_info` decides.
+    """
+    parts = [part for part in parts if _rows(part)] or parts  # no rows: neither a missing key nor a dtype
+    present = [part for part in parts if not isinstance(part, int)]
+    if len(present) < len(parts):
+        return object_column(
+            list(chain.from_iterable([None] * part if isinstance(part, int) else _items(part) for part in parts))
+        )
+    first = present[0]
+    if first.dtype.kind in "biufc" and all(p.dtype == first.dtype and p.shape[1:] == first.shape[1:] for p in present):
+        return np.concatenate(present)  # every row brings this dtype, so deciding anew would find it again
+    column = dense_column(list(chain.from_iterable(_values(part) for part in present)))
+    if column.dtype != object:
+        return column
+    return object_column(list(chain.from_iterable(_items(part) for part in present)))
+
+
+def _rows(part: Column | int) -> int:
+    return part if isinstance(part, int) else len(part)
+
+
+def _items(column: Column) -> list[Any]:
+    """The values as Python objects; n-D rows as lists. Kinds that Python would bend (datetime64[ns]) as they are."""
+    return column.tolist() if column.dtype.kind in _SAME_IN_PYTHON else list(column)
+
+
+def _values(column: Column) -> Iterable[Any]:
+    """The values with the dtypes that they bring; text as exact `str`."""
+    return column.tolist() if column.dtype.kind in "OU" and column.ndim == 1 else column
+
+
+def concatenate(parts: Sequence[Column]) -> Column:
+    """As `np.concatenate` along the batch, but for a value that NumPy would bend: then as `merge_columns`."""
+    if len({part.shape[1:] for part in parts}) == 1 and not _bends(parts):
+        return np.concatenate(parts)
+    return merge_columns(parts)
+
+
+def _bends(parts: Sequence[Column]) -> bool:
+    """Whether `np.concatenate` would change a value: to text, to a rounded number, datetimes to integers."""
+    kinds = {part.dtype.kind for part in parts}
+    if len(kinds) == 1 or ("O" in kinds and kinds <= _SAME_IN_PYTHON):
+        return False
+    if kinds <= set("biu"):
+        return np.result_type(*parts).kind == "f"
+    if kinds <= set("biufc"):
+        return not _exact_in_float64(chain.from_iterable(part.ravel().tolist() for part in parts), {int})
+    return True
+
+
+# --- equality ----------------------------------------------------------------------------------------------------
+
+
+def same_value(one: Any, other: Any, _open: frozenset[tuple[int, int]] = frozenset()) -> bool:
+    """Whether two values are equal as values: Python `==`, where list, tuple, array and tensor are one kind.
+
+    NaN equals NaN, and a comparison that raises, or that cannot be asked for its truth, counts as unequal.
+    """
+    if one is other or (id(one), id(other)) in _open:
+        return True
+    _open = _open | {(id(one), id(other))}
+    try:
+        one, other = _listed(one), _listed(other)
+        if isinstance(one, list) and isinstance(other, list):
+            return len(one) == len(other) and all(same_value(a, b, _open) for a, b in zip(one, other, strict=True))
+        if isinstance(one, dict) and isinstance(other, dict):
+            return one.keys() == other.keys() and all(same_value(one[key], other[key], _open) for key in one)
+        if isinstance(one, float | complex) and isinstance(other, float | complex) and one != one:
+            return bool(other != other)
+        return bool(one == other)
+    except Exception:  # whatever a user's __eq__ raises (a tensor without data, too), it has not said "equal"
+        return False
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist() if value.dtype.kind in _SAME_IN_PYTHON else list(value) if value.shape else value
+    if _is_tensor(type(value)):
+        return value.tolist()
+    return list(value) if type(value) is tuple else value
