@@ -7,6 +7,7 @@ nothing: verl imports `verl_ext.autoload`, which does.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from dataclasses import dataclass
 from importlib import import_module
@@ -49,6 +50,9 @@ def activate() -> None:
     Doing it twice changes nothing. Sites named in `VERL_EXT_DISABLE` are left out.
     """
     off = _disabled()
+    for module in SITES.values():
+        if sys.modules.get(module) is not None:
+            import_module(module)  # waits for a thread that is in the midst of it: half a module is an unknown one
     with _lock:
         for name, module in SITES.items():
             site = _sites.get(name)
@@ -97,8 +101,6 @@ def _apply_on_import(module: ModuleType) -> None:
 
 
 def _apply_if_imported(site: PatchSite) -> None:
-    import sys
-
     module = sys.modules.get(site.module)
     if module is not None:
         site.apply(module)

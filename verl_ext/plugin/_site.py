@@ -57,7 +57,7 @@ class Patch:
         owner: Any = module
         for part in path:
             owner = getattr(owner, part, None)
-        standing = vars(owner).get(name) if owner is not None else None
+        standing = getattr(owner, "__dict__", {}).get(name)
         if standing is None:
             raise UnknownVerlError(f"{self.target} is not there")
         function = standing.__func__ if isinstance(standing, staticmethod | classmethod) else standing
@@ -65,8 +65,12 @@ class Patch:
             raise UnknownVerlError(f"{self.target} is no function")
         if getattr(function, MARK, None) is not None:
             raise UnknownVerlError(f"{self.target} is taught already, by the site {getattr(function, MARK)!r}")
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            raise UnknownVerlError(f"{self.target} does not tell its parameters") from None
         # `ray.remote(cls)` writes its own parameters into the signatures of the class's functions.
-        found = tuple(name for name in inspect.signature(function).parameters if not name.startswith("_ray_"))
+        found = tuple(name for name in signature.parameters if not name.startswith("_ray_"))
         if found[: len(self.parameters)] != self.parameters:
             raise UnknownVerlError(f"{self.target} takes ({', '.join(found)}), not ({', '.join(self.parameters)})")
         return owner, name, standing, function
@@ -110,7 +114,7 @@ class PatchSite:
             wanted = [patch for patch in self._patches if patch.needed is None or patch.needed(module)]
             places = [(patch, *patch.locate(module)) for patch in wanted]
             for patch, owner, name, standing, function in places:
-                taught = self._marked(patch.teach(function), function)
+                taught = self._taught(patch, function)
                 installed = type(standing)(taught) if isinstance(standing, staticmethod | classmethod) else taught
                 self._undo.append((owner, name, standing, installed))
                 setattr(owner, name, installed)
@@ -123,18 +127,22 @@ class PatchSite:
                 self.detail,
                 self.name,
                 self.purpose,
-                exc_info=not isinstance(error, UnknownVerlError),
+                exc_info=not isinstance(error, UnknownVerlError) or error.__cause__ is not None,
             )
         else:
             unneeded = [f"{patch.target} (not needed)" for patch in self._patches if patch not in wanted]
             self.state, self.detail = State.ACTIVE, ", ".join([*(patch.target for patch in wanted), *unneeded])
 
-    def _marked(self, taught: Function, function: Function) -> Function:
+    def _taught(self, patch: Patch, function: Function) -> Function:
+        try:
+            taught = patch.teach(function)
+        except Exception as error:  # such as a decorator of verl's that is not there any more
+            raise UnknownVerlError(f"{patch.target} cannot be taught: {error!r}") from error
+        if inspect.iscoroutinefunction(taught) != inspect.iscoroutinefunction(function):
+            raise UnknownVerlError(f"{patch.target} changed between plain and coroutine function")
         # A plain function under verl's own name, not a proxy object: it must pickle by reference.
         functools.update_wrapper(taught, function)
         setattr(taught, MARK, self.name)
-        if inspect.iscoroutinefunction(taught) != inspect.iscoroutinefunction(function):
-            raise UnknownVerlError(f"{function.__qualname__} changed between plain and coroutine function")
         return taught
 
     def undo(self) -> None:

@@ -53,7 +53,8 @@ def refuse_untaught(workers: Sequence[Any], site: str, cause: Exception | None =
         where = [f"worker {n} on node {ip} (pid {pid})" for n, (v, ip, pid) in enumerate(answers) if v == version]
         what = f"run verl-ext {shown(version)}" if version else f"do not run verl-ext's patch site {site!r}"
         raise PluginMissingError(
-            f"{len(where)} of {len(workers)} workers {what}: {', '.join(where[:8])}. Install verl-ext {verl_ext.__version__} "
-            "on every node. verl >= 0.9 then loads it, unless VERL_USE_EXTERNAL_PLUGINS or VERL_EXT_DISABLE says "
-            "otherwise in the worker's environment; older verl needs VERL_USE_EXTERNAL_MODULES=verl_ext.autoload there"
+            f"{len(where)} of {len(workers)} workers {what}: {', '.join(where[:8])}. "
+            f"Install verl-ext {verl_ext.__version__} on every node. verl >= 0.9 then loads it, unless "
+            "VERL_USE_EXTERNAL_PLUGINS or VERL_EXT_DISABLE says otherwise in the worker's environment; "
+            "older verl needs VERL_USE_EXTERNAL_MODULES=verl_ext.autoload there"
         ) from cause
