@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from verl_ext.errors import (
         BatchMismatchError,
         FieldCollisionError,
+        MissingRewardError,
         PluginMissingError,
         RowError,
+        SettingsError,
         UnfinalizedError,
         VerlExtError,
         VerlNotFoundError,
@@ -25,8 +27,10 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchMismatchError",
     "FieldCollisionError",
+    "MissingRewardError",
     "PluginMissingError",
     "RowError",
+    "SettingsError",
     "SparseDataProto",
     "SparseNonTensor",
     "UnfinalizedError",

@@ -67,6 +67,14 @@ class UnfinalizedError(VerlExtError, ValueError):
     """A raw column stands where aligned columns are needed, and cannot be finalized there."""
 
 
+class SettingsError(VerlExtError, ValueError):
+    """An option under `verl_ext` in verl's configuration is unknown, or of the wrong kind."""
+
+
+class MissingRewardError(VerlExtError, ValueError):
+    """A reward, or a component of it, that training needs is missing for some samples, or is no finite number."""
+
+
 class PluginMissingError(VerlExtError, RuntimeError):
     """A Ray worker took part in a batch without verl-ext, or with another version of it."""
 

@@ -196,8 +196,10 @@ def _numpy_dtype(value: Any) -> np.dtype | None:
 def _brought_dtype(values: Sequence[Any]) -> np.dtype | None:
     """The one dtype that every value brings, or `None`."""
     first = _numpy_dtype(values[0])
-    if first is None or any(_numpy_dtype(value) != first for value in values[1:]):
-        return None
+    for value in values[1:]:
+        dtype = _numpy_dtype(value)
+        if dtype is None or dtype != first:  # `np.dtype("float64") == None` is true
+            return None
     return first
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 
 def conditional_keys(data_source, solution_str, ground_truth, extra_info, **kwargs):
@@ -57,3 +58,13 @@ class SometimesWithoutExtraInfo(WithoutExtraInfo):
             {"reward_score": 0.5, "reward_extra_info": {}},
             {"reward_score": 1.0, "reward_extra_info": {"acc": index}},
         ][index % 3]
+
+
+class AsTheRowSays(NaiveRewardManager):
+    """What `extra_info` holds as `reward` and `emit`; verl's own scorers for a row that holds no such thing."""
+
+    async def run_single(self, data):
+        extra_info = data.non_tensor_batch["extra_info"][0]
+        if "emit" not in extra_info:
+            return await super().run_single(data)
+        return {"reward_score": extra_info["reward"], "reward_extra_info": extra_info["emit"]}

@@ -34,8 +34,9 @@ CHAT_TEMPLATE = (
 def build_model_dir(path: Path) -> Path:
     """Write a byte-level tokenizer and the `config.json` of a tiny Llama into `path`, and return `path`.
 
-    One token is one byte of UTF-8, so every text comes back from `decode(encode(text), skip_special_tokens=True)` as it
-    was. There are no weights. Make it anew for each transformers: a tokenizer written by version 5 does not load in 4.
+    One token is one byte of UTF-8, so every text that was encoded with `split_special_tokens=True` comes back from
+    `decode(ids, skip_special_tokens=True)` as it was. There are no weights. Make it anew for each transformers: a
+    tokenizer written by version 5 does not load in 4.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, PreTrainedTokenizerFast

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,6 +17,16 @@ from types import ModuleType
 from typing import Any
 
 log = logging.getLogger("verl_ext")
+
+_warned: set[object] = set()
+
+
+def warn_once(what: object, message: str) -> None:
+    """Log a warning, once per `what` and process: what is wrong with a run is wrong with all of its batches."""
+    if what not in _warned:
+        _warned.add(what)
+        log.warning("verl-ext: %s", message)
+
 
 Function = Callable[..., Any]
 MARK = "__verl_ext_site__"
@@ -117,7 +128,7 @@ class PatchSite:
                 taught = self._taught(patch, function)
                 installed = type(standing)(taught) if isinstance(standing, staticmethod | classmethod) else taught
                 self._undo.append((owner, name, standing, installed))
-                setattr(owner, name, installed)
+                _put(owner, name, standing, installed)
         except Exception as error:
             self.undo()
             self.state, self.detail = State.UNKNOWN, str(error) or repr(error)
@@ -149,11 +160,24 @@ class PatchSite:
         """Put verl's own function objects back, but where somebody has wrapped ours since."""
         for owner, name, standing, installed in reversed(self._undo):
             if vars(owner).get(name) is installed:
-                setattr(owner, name, standing)
+                _put(owner, name, installed, standing)
             else:
                 log.warning("verl-ext: %s.%s was wrapped again by others and stays as it is", owner.__name__, name)
         self._undo.clear()
         self.state, self.detail = State.DISABLED, ""
+
+
+def _put(owner: Any, name: str, old: Any, new: Any) -> None:
+    """Put `new` in the place of `old`, also where another module holds it by value, or a registry of its own module."""
+    setattr(owner, name, new)
+    if not isinstance(owner, ModuleType):
+        return
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is old:
+            setattr(module, name, new)
+    for registry in [value for value in vars(owner).values() if isinstance(value, dict)]:
+        for key in [key for key, value in registry.items() if value is old]:
+            registry[key] = new
 
 
 def taught_by(function: Any) -> str | None:

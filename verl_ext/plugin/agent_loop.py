@@ -18,6 +18,7 @@ import verl_ext
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
 from verl_ext.plugin._site import Function, PatchSite
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught
+from verl_ext.plugin.reward_loop import refuse_missing_scores
 
 site = PatchSite(
     name="agent_loop",
@@ -54,14 +55,16 @@ def _worker_generate_sequences(stock: Function) -> Function:
 
 @site.wraps("AgentLoopWorker._postprocess", "self", "inputs", "input_non_tensor_batch")
 def _postprocess(stock: Function) -> Function:
-    def _postprocess(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _postprocess(self: Any, inputs: Any, input_non_tensor_batch: Any = None, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.protocol import attach_reward_extra_info
 
         if not _asked.get():
-            return stock(self, inputs, *args, **kwargs)
+            return stock(self, inputs, input_non_tensor_batch, *args, **kwargs)
+        if self.reward_loop_worker_handles is not None:
+            refuse_missing_scores([s.reward_score for s in inputs], input_non_tensor_batch or {}, self.config)
         rows = [sample.extra_fields.pop(RAW_COLUMN, _ABSENT) for sample in inputs]
         try:
-            output = stock(self, inputs, *args, **kwargs)
+            output = stock(self, inputs, input_non_tensor_batch, *args, **kwargs)
         finally:
             for sample, row in zip(inputs, rows, strict=True):
                 if row is not _ABSENT:

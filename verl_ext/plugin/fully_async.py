@@ -22,12 +22,21 @@ site = PatchSite(
 
 @site.wraps("FullyAsyncAgentLoopManager.generate_sequences_single", "self", "prompts")
 def _generate_sequences_single(stock: Function) -> Function:
+    # verl >= 0.9 dumps to disk, and replays, what the coroutine inside `SkipManager.annotate` returns. So we wrap that
+    # one: a dump holds a finalized sample, which any verl can replay, and never one that was refused.
+    coroutine = getattr(stock, "__wrapped__", stock)
+
     async def generate_sequences_single(self: Any, prompts: Any) -> Any:
         try:
-            output = await stock(self, marked(prompts))
+            output = await coroutine(self, marked(prompts))
         except KeyError as error:  # what a stock worker leads to
             refuse_untaught(self.agent_loop_workers, agent_loop.name, error)
             raise
         return finalized(output, prompts, self.agent_loop_workers)
 
-    return generate_sequences_single
+    if coroutine is stock:
+        return generate_sequences_single
+    from verl.utils.skip import SkipManager
+
+    annotated: Function = SkipManager.annotate(role="async_rollout")(generate_sequences_single)
+    return annotated

@@ -7,10 +7,12 @@ Workers do so only for a request that carries the manager's mark; a worker that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import verl_ext
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
+from verl_ext.errors import MissingRewardError, shown
 from verl_ext.plugin._site import Function, PatchSite, log
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught
 
@@ -40,9 +42,38 @@ def _compute_score_batch(stock: Function) -> Function:
         outputs = await stock(self, data)
         if REQUEST not in data.meta_info:
             return outputs
+        refuse_missing_scores([output["reward_score"] for output in outputs], data.non_tensor_batch, self.config)
         return [{**output, "reward_extra_info": _envelope(output.get("reward_extra_info"))} for output in outputs]
 
     return compute_score_batch
+
+
+def refuse_missing_scores(scores: Sequence[Any], columns: Mapping[str, Any], config: Any) -> None:
+    """Raise for the first sample whose scorer returned `None` for its score.
+
+    On stock verl, `rm_scores` then vanish for the whole batch, or a KeyError or TypeError follows elsewhere.
+
+    Args:
+        scores: by row.
+        columns: the batch's `non_tensor_batch`, for the data source and the index of the row.
+        config: verl's configuration, for the name of the scorer.
+
+    Raises:
+        MissingRewardError: names the row, the data source and the scorer.
+    """
+    for row, score in enumerate(scores):
+        if score is not None:
+            continue
+        source = f", data source {shown(str(columns['data_source'][row]))}" if "data_source" in columns else ""
+        info = columns["extra_info"][row] if "extra_info" in columns else None
+        index = f", index {shown(info['index'])}" if isinstance(info, dict) and "index" in info else ""
+        custom = config.reward.get("custom_reward_function") or {}
+        scorer = f"{custom.get('path')}:{custom.get('name')}" if custom.get("path") else "verl's own scorer"
+        raise MissingRewardError(
+            f"the score of row {row} of {len(scores)}{source}{index} is None (from {scorer}, reward manager "
+            f"{shown(str(config.reward.reward_manager.name))}): return a number, for example 0.0 for an answer that "
+            "cannot be scored"
+        )
 
 
 def _envelope(row: Row) -> dict[str, Any]:

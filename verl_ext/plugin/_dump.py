@@ -1,0 +1,61 @@
+"""Reward columns as a JSONL dump can hold them: numbers as numbers at any depth, and no `None` over the dump's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from verl_ext.errors import shown
+from verl_ext.plugin._site import warn_once
+from verl_ext.schema import object_column
+
+_DEEPEST = 64
+
+
+def dumpable(infos: Mapping[str, Sequence[Any]], own: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Reward columns for verl's `_write_generations`.
+
+    Args:
+        infos: by key, one value per row.
+        own: the fields that the dump writes itself. verl lets a reward key of the same name replace them; here it does
+            so only in rows that have it.
+
+    Returns:
+        Lists of what `json` can write as it is. What it cannot is text, said once per key.
+    """
+    lists = {key: [_json_value(key, value) for value in values] for key, values in infos.items()}
+    for key in lists.keys() & own.keys():
+        if len(lists[key]) == len(own[key]):
+            lists[key] = [
+                theirs if value is None else value for value, theirs in zip(lists[key], own[key], strict=True)
+            ]
+    return lists
+
+
+def _json_value(key: str, value: Any, depth: int = 0) -> Any:
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, np.generic | np.ndarray) or type(value).__module__.startswith("torch"):
+        value = _python_value(value)
+    if depth < _DEEPEST and isinstance(value, dict):
+        return {_json_name(name): _json_value(key, item, depth + 1) for name, item in value.items()}
+    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return [_json_value(key, item, depth + 1) for item in value]
+    if isinstance(value, str | int | float):
+        return value
+    warn_once(
+        ("dump", key),
+        f"dump: the reward key {shown(key)} holds a {type(value).__name__}, which JSON cannot; it is written as text",
+    )
+    return str(value)
+
+
+def _python_value(value: Any) -> Any:
+    (number,) = object_column([value])
+    return number.tolist() if hasattr(number, "tolist") else number
+
+
+def _json_name(name: Any) -> Any:
+    return name if isinstance(name, str | int | float | bool | None) else str(name)

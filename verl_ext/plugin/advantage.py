@@ -1,0 +1,49 @@
+"""Teaches GDPO, the one advantage estimator that makes tensors of reward columns, what to do where a value is missing.
+
+`np.asarray(column, dtype=float32)` turns `None` into NaN without a word; from there it reaches every advantage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_ext.plugin._site import Function, PatchSite
+from verl_ext.settings import Settings, training_values
+
+site = PatchSite(
+    name="advantage",
+    module="verl.trainer.ppo.core_algos",
+    purpose="a GDPO component that some samples lack becomes NaN in every advantage",
+)
+
+
+@site.wraps("compute_gdpo_outcome_advantage", "token_level_rewards", "response_mask", "index")
+def _compute_gdpo_outcome_advantage(stock: Function) -> Function:
+    def compute_gdpo_outcome_advantage(
+        *args: Any, config: Any = None, non_tensor_batch: Any = None, **kwargs: Any
+    ) -> Any:
+        if config is not None and non_tensor_batch is not None:
+            non_tensor_batch = {**non_tensor_batch, **components(config, non_tensor_batch)}
+        return stock(*args, config=config, non_tensor_batch=non_tensor_batch, **kwargs)
+
+    return compute_gdpo_outcome_advantage
+
+
+def components(algorithm: Any, columns: Any) -> dict[str, Any]:
+    """The GDPO components of a batch, as training may use them.
+
+    Args:
+        algorithm: verl's `config.algorithm`; the settings are looked up in the configuration that it belongs to.
+        columns: the batch's `non_tensor_batch`.
+
+    Raises:
+        MissingRewardError: a component is missing for some samples and has no fill value, or is no finite number.
+    """
+    settings = Settings.of(algorithm)
+    sources = columns.get("data_source")
+    rows = len(next(iter(columns.values()), ()))
+    found = {
+        key: training_values(key, columns.get(key), rows, settings, sources)
+        for key in algorithm.get("gdpo_reward_keys", None) or ()
+    }
+    return {key: column for key, column in found.items() if column is not None}

@@ -1,0 +1,164 @@
+"""Teaches validation metrics about reward keys that some samples lack, and about keys that are no numbers everywhere.
+
+verl averages each key of each data source as it finds it. A key that every sample of a data source has goes through
+verl's own function, bit for bit; the rest is averaged here, with verl's own bootstrap, over the values that are there.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from verl_ext.errors import shown
+from verl_ext.plugin._site import Function, PatchSite, warn_once
+
+site = PatchSite(
+    name="metrics",
+    module="verl.trainer.ppo.metric_utils",
+    purpose="validation ends with a TypeError for reward keys that are no numbers everywhere, or splits their series",
+)
+
+Metrics: TypeAlias = dict[str, float]
+BOOTSTRAPS = 1000
+
+
+@site.wraps("process_validation_metrics", "data_sources", "sample_uids", "infos_dict")
+def _process_validation_metrics(stock: Function) -> Function:
+    passable = {NUMBERS, TEXT, *([SPARSE_TEXT] if _leaves_none_out(stock) else [])}
+
+    def process_validation_metrics(
+        data_sources: Sequence[Any],
+        sample_uids: Sequence[Any],
+        infos_dict: Mapping[str, Sequence[Any]],
+        seed: int = 42,
+        expected_acc_counts: Mapping[tuple[str, str], int] | None = None,
+    ) -> dict[Any, dict[str, Metrics]]:
+        # expected_acc_counts: verl >= 0.9.1; how many sessions of a prompt were started, failed ones included
+        extra = {} if expected_acc_counts is None else {"expected_acc_counts": expected_acc_counts}
+        rows_by_source: dict[Any, list[int]] = {}
+        for row, source in enumerate(data_sources):
+            rows_by_source.setdefault(source, []).append(row)
+        kinds = {
+            source: {key: _kind([values[row] for row in rows]) for key, values in infos_dict.items()}
+            for source, rows in rows_by_source.items()
+        }
+        for source, by_key in kinds.items():
+            for key in (key for key, kind in by_key.items() if kind == MIXED):
+                warn_once(
+                    ("validation", key),
+                    f"validation metrics: {shown(key)} is not a number in every sample of data source "
+                    f"{shown(str(source))}, nor text in every one; it is left out",
+                )
+        if all(kind in passable for by_key in kinds.values() for kind in by_key.values()):
+            result: dict[Any, dict[str, Metrics]] = stock(data_sources, sample_uids, infos_dict, seed, **extra)
+            return result
+
+        merged: dict[Any, dict[str, Metrics]] = {}
+        for source, rows in rows_by_source.items():
+            uids = [sample_uids[row] for row in rows]
+            infos = {key: [values[row] for row in rows] for key, values in infos_dict.items()}
+            dense = {key: values for key, values in infos.items() if kinds[source][key] in passable}
+            counts = {key: count for key, count in (expected_acc_counts or {}).items() if key[0] == str(source)}
+            own = {"expected_acc_counts": counts} if counts and "acc" in dense else {}
+            averaged = dict(stock([source] * len(rows), uids, dense, seed, **own).get(source, {}))
+            for key in (key for key in infos if kinds[source][key] == SPARSE):
+                failed = _failed_sessions(counts, uids) if key == "acc" else {}
+                averaged[key] = _sparse_metrics(uids, infos[key], infos.get("pred"), failed, seed)
+                if failed:
+                    averaged["acc_success_only"] = _sparse_metrics(uids, infos[key], None, {}, seed)
+            merged[source] = {key: averaged[key] for key in dict.fromkeys([*infos, *averaged]) if key in averaged}
+        return merged
+
+    return process_validation_metrics
+
+
+NUMBERS, TEXT, SPARSE, SPARSE_TEXT, MIXED, NOTHING = "numbers", "text", "sparse", "sparse text", "mixed", "nothing"
+
+
+def _leaves_none_out(stock: Function) -> bool:
+    """verl >= 0.9.1 drops `None`s before it averages; verl before takes the mean of them: TypeError."""
+    try:
+        stock(["source"], ["prompt"], {"key": [None]})
+    except TypeError:
+        return False
+    return True
+
+
+def _kind(values: Sequence[Any]) -> str:
+    """What the values of one key are within one data source: the first line that fits."""
+    present = [value for value in values if value is not None]
+    texts = sum(isinstance(value, str) for value in present)
+    counted = sum(isinstance(value, numbers.Real | np.bool_) for value in present)
+    if not present:
+        return NOTHING
+    if texts == len(present):
+        return TEXT if texts == len(values) else SPARSE_TEXT
+    if counted < len(present):
+        return MIXED
+    return NUMBERS if len(present) == len(values) else SPARSE
+
+
+def _failed_sessions(counts: Mapping[tuple[str, str], int], uids: Iterable[Any]) -> dict[str, int]:
+    """By prompt, how many sessions were started and left no sample: verl counts each as accuracy 0."""
+    failed = {uid: count for (_, uid), count in counts.items()}
+    for uid in uids:
+        if str(uid) in failed:
+            failed[str(uid)] -= 1
+    return {uid: max(count, 0) for uid, count in failed.items()}
+
+
+def _sparse_metrics(
+    uids: Sequence[Any],
+    values: Sequence[Any],
+    preds: Sequence[Any] | None,
+    failed: Mapping[str, int],
+    seed: int,
+) -> Metrics:
+    """verl's metrics of one key in one data source, over the values that are there.
+
+    First over a prompt's responses that have the key, then over the prompts that have any. A series is named by the
+    prompt's number of responses, so that it does not split by how many happened to have the key.
+    """
+    prompts: dict[str, list[tuple[Any, Any]]] = {uid: [] for uid, count in failed.items() if count}
+    for row, uid in enumerate(uids):
+        prompts.setdefault(str(uid), []).append((values[row], preds[row] if preds is not None else None))
+    series: dict[str, list[float]] = {}
+    for uid, samples in prompts.items():
+        zeros = [(0.0, None)] * failed.get(uid, 0)
+        present = [sample for sample in [*samples, *zeros] if sample[0] is not None]
+        if present:
+            for name, value in _prompt_metrics(present, len(samples) + len(zeros), seed).items():
+                series.setdefault(name, []).append(value)
+    return {name: float(np.mean(per_prompt)) for name, per_prompt in series.items()}
+
+
+def _prompt_metrics(present: Sequence[tuple[Any, Any]], responses: int, seed: int) -> Metrics:
+    """The metrics of one prompt: `present` are its (value, prediction) pairs, of `responses` responses."""
+    from verl.trainer.ppo.metric_utils import bootstrap_metric, calc_maj_val
+
+    values = [value for value, _ in present]
+    metrics = {f"mean@{responses}": float(np.mean(values))}
+    if responses == 1:
+        return metrics
+    metrics[f"std@{responses}"] = float(np.std(values))
+    votes = [{"val": value, "pred": pred} for value, pred in present if pred is not None]
+    draw = partial(bootstrap_metric, n_bootstrap=BOOTSTRAPS, seed=seed)
+    for size in _subset_sizes(responses):
+        best, worst = draw(data=values, subset_size=size, reduce_fns=[np.max, np.min])
+        drawn = {"best": best, "worst": worst}
+        if votes:
+            drawn["maj"] = draw(
+                data=votes, subset_size=size, reduce_fns=[partial(calc_maj_val, vote_key="pred", val_key="val")]
+            )[0]
+        for name, (mean, std) in drawn.items():
+            metrics |= {f"{name}@{size}/mean": mean, f"{name}@{size}/std": std}
+    return metrics
+
+
+def _subset_sizes(responses: int) -> list[int]:
+    """The powers of two below the number of responses, and that number: the series that verl logs."""
+    return [*(2**power for power in range(1, responses.bit_length()) if 2**power < responses), responses]

@@ -1,0 +1,191 @@
+"""Teaches the DataProto trainers (legacy, one-step-off, fully async) what they do with reward columns after the reward.
+
+Settings are checked at start, validation batches of different schemas are kept in line, and dumps write what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from verl_ext.plugin._dump import dumpable
+from verl_ext.plugin._site import Function, PatchSite, warn_once
+from verl_ext.settings import Settings
+
+site = PatchSite(
+    name="trainer",
+    module="verl.trainer.ppo.ray_trainer",
+    purpose="validation over batches of different reward schemas ends in an assertion, and dumps lose scores",
+)
+
+OWN_METRIC = "reward"
+"""The list that verl's validation fills itself; a reward key of this name would be counted twice."""
+
+RENAMED = f"reward_extra/{OWN_METRIC}"
+"""Where a reward function's own key of that name is kept."""
+
+
+@site.wraps("RayPPOTrainer.__init__", "self", "config")
+def _init(stock: Function) -> Function:
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        check_settings(config)
+        stock(self, config, *args, **kwargs)
+
+    return init
+
+
+def check_settings(config: Any) -> None:
+    """Refuse wrong settings by name at start, and warn of those that nothing will read."""
+    settings = Settings.of(config)
+    components = config.algorithm.get("gdpo_reward_keys", None) or ()
+    for key in settings.fill.keys() - set(components):
+        warn_once(
+            ("fill", key),
+            f"verl_ext.fill is set for {key!r}, which is not among algorithm.gdpo_reward_keys: nothing reads it",
+        )
+
+
+# --- validation --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Ledger:
+    """What one run of `_validate` has seen: so many rows, with these reward keys."""
+
+    rows: int = 0
+    keys: dict[str, None] = field(default_factory=dict)
+
+    def in_line(self, infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        """The reward columns of the next batch, such that verl's lists stay as long as the samples.
+
+        verl extends one list per key and batch. So a key that this batch lacks gets `None`s, and a key that comes for
+        the first time brings the `None`s of the rows before it.
+        """
+        infos = {kept_apart(key): column for key, column in infos.items()}
+        lines = {key: column if key in self.keys else _behind(self.rows, column) for key, column in infos.items()}
+        lines.update({key: np.full(rows, None, dtype=object) for key in self.keys if key not in infos})
+        self.rows += rows
+        self.keys.update(dict.fromkeys(infos))
+        return lines
+
+
+def kept_apart(key: str) -> str:
+    """`key`, or another name for it where verl's validation fills a list of that name itself."""
+    if key != OWN_METRIC:
+        return key
+    warn_once(
+        "own metric",
+        f"the reward function returns a key named {OWN_METRIC!r}, which is also verl's own validation metric; "
+        f"it is kept apart as {RENAMED!r}",
+    )
+    return RENAMED
+
+
+def _behind(rows: int, column: Any) -> Any:
+    if rows == 0:
+        return column
+    padded = np.full(rows + len(column), None, dtype=object)
+    for row, value in enumerate(column.tolist() if isinstance(column, np.ndarray) else column, rows):
+        padded[row] = value
+    return padded
+
+
+_ledger: ContextVar[_Ledger | None] = ContextVar("verl_ext_validation", default=None)
+
+
+@site.wraps("RayPPOTrainer._validate", "self")
+def _validate(stock: Function) -> Function:
+    def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _ledger.set(_Ledger())
+        try:
+            return stock(self, *args, **kwargs)
+        finally:
+            _ledger.reset(token)
+
+    return _validate
+
+
+@site.wraps("extract_reward", "batch")
+def _extract_reward(stock: Function) -> Function:
+    def extract_reward(batch: Any) -> Any:
+        scores, infos = stock(batch)
+        ledger = _ledger.get()
+        return scores, infos if ledger is None else ledger.in_line(infos, len(scores))
+
+    return extract_reward
+
+
+@site.wraps("RayPPOTrainer._merge_validation_results", "self", "result_a", "result_b")
+def _merge_validation_results(stock: Function) -> Function:
+    def _merge_validation_results(self: Any, result_a: Any, result_b: Any) -> Any:
+        results = [result for result in (result_a, result_b) if result is not None]
+        keys = dict.fromkeys(key for result in results for key in result["reward_extra_infos_dict"])
+        for result in results:
+            infos, rows = result["reward_extra_infos_dict"], len(result["sample_uids"])
+            result["reward_extra_infos_dict"] = {key: infos.get(key, [None] * rows) for key in keys}
+        return stock(self, result_a, result_b)
+
+    return _merge_validation_results
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+_COMPONENTS = "_verl_ext_components"
+"""Attribute of a trained batch: the GDPO components that some of its samples lack."""
+
+
+@site.wraps("compute_advantage", "data", "adv_estimator")
+def _compute_advantage(stock: Function) -> Function:
+    def compute_advantage(data: Any, adv_estimator: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        data = stock(data, adv_estimator, *args, config=config, **kwargs)
+        if adv_estimator == "gdpo":
+            columns = {key: data.non_tensor_batch.get(key) for key in config.get("gdpo_reward_keys", None) or ()}
+            sparse = [key for key, column in columns.items() if column is not None and None in column.tolist()]
+            setattr(data, _COMPONENTS, sparse)
+        return data
+
+    return compute_advantage
+
+
+@site.wraps("compute_timing_metrics", "batch", "timing_raw")
+def _compute_timing_metrics(stock: Function) -> Function:
+    def compute_timing_metrics(batch: Any, timing_raw: Any) -> Any:
+        # The first that `fit` calls after it has made NaN of the means of GDPO components that some samples lack.
+        metrics = dict(stock(batch, timing_raw))
+        for key in getattr(batch, _COMPONENTS, ()):
+            values = np.array([value for value in batch.non_tensor_batch[key] if value is not None], dtype=np.float32)
+            metrics.update({f"gdpo/{key}/{how.__name__}": float(how(values)) for how in (np.mean, np.std)})
+            metrics.update({f"gdpo/{key}/max": float(values.max()), f"gdpo/{key}/min": float(values.min())})
+        return metrics
+
+    return compute_timing_metrics
+
+
+# --- dumps -------------------------------------------------------------------------------------------------------
+
+
+@site.wraps("RayPPOTrainer._log_rollout_data", "self", "batch", "reward_extra_infos_dict")
+def _log_rollout_data(stock: Function) -> Function:
+    def _log_rollout_data(self: Any, batch: Any, reward_extra_infos_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        # The trainer took these lists before it may have reordered, filtered or cut the batch, which has them still.
+        columns = batch.non_tensor_batch
+        infos = {key: columns.get(key, values) for key, values in reward_extra_infos_dict.items()}
+        return stock(self, batch, infos, *args, **kwargs)
+
+    return _log_rollout_data
+
+
+@site.wraps("RayPPOTrainer._write_generations", "inputs", "outputs", "gts", "scores", "reward_extra_infos_dict")
+def _write_generations(stock: Function) -> Function:
+    def _write_generations(
+        inputs: Any, outputs: Any, gts: Any, scores: Any, reward_extra_infos_dict: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        own: dict[str, Sequence[Any]] = {"input": inputs, "output": outputs, "gts": gts, "score": scores}
+        infos = dumpable(reward_extra_infos_dict, own)
+        return stock(inputs, outputs, gts, scores, infos, *args, **kwargs)
+
+    return _write_generations

@@ -1,0 +1,137 @@
+"""The settings under `verl_ext` in verl's own configuration, and the one thing they do to values: fill what is missing.
+
+A fill value is for training only: it is used where a reward column becomes a tensor, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from verl_ext.errors import MissingRewardError, SettingsError, shown
+
+SECTION = "verl_ext"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may set, as `+verl_ext.<option>=...`.
+
+    Attributes:
+        fill: by reward key, the number to train with where a sample has not emitted the key. Also
+            `+verl_ext.fill={reward/jpeg: 0.0}`, for keys that Hydra's dotted form cannot spell.
+    """
+
+    fill: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Any) -> Settings:
+        """The settings in a verl configuration, or in the configuration that a part of it belongs to.
+
+        Args:
+            config: an OmegaConf `DictConfig`, or a node of one; anything else has no settings.
+
+        Raises:
+            SettingsError: an unknown option, or a value of the wrong kind; names it.
+        """
+        root = config._get_root() if hasattr(config, "_get_root") else config
+        section = root.get(SECTION) if isinstance(root, Mapping) or hasattr(root, "_get_root") else None
+        if section is None:
+            return cls()
+        if not hasattr(section, "items"):
+            raise SettingsError(f"{SECTION} is {shown(section)}; it must hold options: {_options()}")
+        given = {str(option): section[option] for option in section}
+        if unknown := given.keys() - _CHECKS.keys():
+            raise SettingsError(f"unknown option {SECTION}.{shown(min(unknown))[1:-1]}; there are: {_options()}")
+        return cls(**{option: _CHECKS[option](value) for option, value in given.items()})
+
+
+def _fill(value: Any) -> dict[str, float]:
+    if not hasattr(value, "items"):
+        raise SettingsError(f"{SECTION}.fill is {shown(value)}; it must be a number for each key: {_spelling('acc')}")
+    return {str(key): _fill_value(str(key), value[key]) for key in value}
+
+
+def _fill_value(key: str, value: Any) -> float:
+    if hasattr(value, "items"):  # +verl_ext.fill.tool.calls=0 is a dict in a dict
+        inner = next(iter(value), "...")
+        raise SettingsError(
+            f"{SECTION}.fill.{shown(key)[1:-1]} is {shown(value)}, not a number. For a key with a dot in it, write "
+            f"{_spelling(f'{key}.{inner}')}"
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise SettingsError(f"{SECTION}.fill for {shown(key)} is {shown(value)}; it must be a finite number")
+    return float(value)
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {"fill": _fill}
+
+
+def _options() -> str:
+    return ", ".join(f"{SECTION}.{option.name}" for option in fields(Settings))
+
+
+def _spelling(key: str) -> str:
+    """How a user writes a fill for `key` on verl's command line."""
+    dotted = key.replace("_", "a").isalnum() and key.isascii()
+    return f"+{SECTION}.fill.{key}=0.0" if dotted else f"'+{SECTION}.fill={{{key}: 0.0}}'"
+
+
+def training_values(key: str, column: Any, rows: int, settings: Settings, data_sources: Sequence[Any] | None) -> Any:
+    """A reward column as training may use it: finite numbers, the fill value where a sample lacks the key.
+
+    Args:
+        key: the reward key.
+        column: `(rows,)`, or `None` where no sample of the batch has the key.
+        rows: the number of samples.
+        settings: where the fill value is looked up.
+        data_sources: by row, for the error; or `None`.
+
+    Returns:
+        The column itself if nothing is missing; else float64 `(rows,)`.
+
+    Raises:
+        MissingRewardError: samples lack the key and no fill value is set; how many, of which data sources.
+        MissingRewardError: a value is no finite number; names the row.
+    """
+    values = [None] * rows if column is None else list(column)
+    missing = np.array([value is None for value in values], dtype=bool)
+    for row, value in enumerate(values):
+        if value is not None and not _is_finite(value):
+            raise MissingRewardError(
+                f"the reward component {shown(key)} is {shown(value)} in row {row}{_source(data_sources, row)}: it "
+                "must be a finite number to train on. NaN would reach every advantage of its group"
+            )
+    if not missing.any():
+        return column
+    if key not in settings.fill:
+        raise MissingRewardError(
+            f"{int(missing.sum())} of {rows} samples lack the reward component {shown(key)}"
+            f"{_by_source(data_sources, missing)}. Return it from the reward function for every sample, or name the "
+            f"value to train with where it is missing: {_spelling(key)}"
+        )
+    return np.array([settings.fill[key] if value is None else value for value in values], dtype=np.float64)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) and math.isfinite(value)
+
+
+def _source(data_sources: Sequence[Any] | None, row: int) -> str:
+    return "" if data_sources is None else f" (data source {shown(str(data_sources[row]))})"
+
+
+def _by_source(data_sources: Sequence[Any] | None, missing: np.ndarray) -> str:
+    if data_sources is None:
+        return ""
+    counts: dict[str, list[int]] = {}
+    for source, lacks in zip(data_sources, missing, strict=True):
+        count = counts.setdefault(str(source), [0, 0])
+        count[0] += bool(lacks)
+        count[1] += 1
+    named = [f"{shown(source)[1:-1]} {lack} of {total}" for source, (lack, total) in counts.items() if lack]
+    return f" ({', '.join(named)})"
