@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import functools
 import itertools
 import os
 from collections import OrderedDict, namedtuple
@@ -20,14 +21,14 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-# HYPOTHESIS_PROFILE=thorough looks a hundred times longer.
+# HYPOTHESIS_PROFILE=thorough looks fifty times longer.
 COMMON = settings(
     deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("default", COMMON)
-settings.register_profile("thorough", COMMON, max_examples=10_000)
+settings.register_profile("thorough", COMMON, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
@@ -63,18 +64,22 @@ NUMPY_FLOATS = (np.float16, np.float32, np.float64, np.longdouble)
 NUMPY_NUMBERS = (np.bool_, *NUMPY_INTEGERS, *NUMPY_FLOATS, np.complex64)
 TORCH_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
 TORCH_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SHAPES = ((), (0,), (1,), (2,), (3,), (2, 0), (1, 2), (2, 2))
 
 
+@functools.cache
 def python_integers() -> st.SearchStrategy[int]:
     """Small ones, and those around every border: of int64, of uint64, of what float64 holds."""
     borders = [sign * 2**power + step for power in (53, 62, 63, 64) for sign in (-1, 1) for step in (-1, 0, 1)]
     return st.one_of(st.integers(-5, 5), st.sampled_from([*borders, 10**30, -(10**400)]))
 
 
+@functools.cache
 def python_floats() -> st.SearchStrategy[float]:
     return st.one_of(st.sampled_from([0.0, -0.0, 0.1, 0.5, 1.0, 2.0**60, float("inf"), float("nan")]), st.floats())
 
 
+@functools.cache
 def python_numbers() -> st.SearchStrategy[object]:
     return st.one_of(st.booleans(), python_integers(), python_floats(), st.complex_numbers())
 
@@ -100,10 +105,12 @@ def scalar_tensors(draw: st.DrawFn) -> torch.Tensor:
     return tensor.requires_grad_() if dtype.is_floating_point and draw(st.booleans()) else tensor
 
 
+@functools.cache
 def zero_d_arrays() -> st.SearchStrategy[np.ndarray]:
     return numpy_numbers().map(np.array)
 
 
+@functools.cache
 def numbers() -> st.SearchStrategy[object]:
     """Anything that is one number."""
     return st.one_of(
@@ -111,6 +118,7 @@ def numbers() -> st.SearchStrategy[object]:
     ) | (st.sampled_from(list(Level)))
 
 
+@functools.cache
 def texts() -> st.SearchStrategy[str]:
     """Text as a model writes it: NULs, lone surrogates, and now and then a very long answer."""
     characters = st.characters() | st.characters(categories=["Cs"]) | st.just("\0")
@@ -121,6 +129,7 @@ def texts() -> st.SearchStrategy[str]:
     )
 
 
+@functools.cache
 def text_like() -> st.SearchStrategy[object]:
     return texts() | texts().map(np.str_) | st.sampled_from(list(Verdict)) | st.binary(max_size=3)
 
@@ -135,7 +144,7 @@ def lists(leaves: st.SearchStrategy[object], shape: tuple[int, ...]) -> st.Searc
 
 @st.composite
 def arrays(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    shape = draw(shapes()) if shape is None else shape
+    shape = draw(st.sampled_from(SHAPES)) if shape is None else shape
     dtype = draw(st.sampled_from(["?", "i1", "i8", "u8", "f2", "f4", ">f8", "f8", "c8", "U3", "O", "M8[s]"]))
     size = int(np.prod(shape))
     return np.array(draw(st.lists(st.integers(0, 9), min_size=size, max_size=size)), "i8").astype(dtype).reshape(shape)
@@ -144,14 +153,13 @@ def arrays(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> np.ndarray:
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
     dtype = draw(st.sampled_from(TORCH_INTEGERS + TORCH_FLOATS))
-    tensor = torch.ones(draw(shapes()), dtype=dtype, device=draw(st.sampled_from(["cpu", "cpu", "meta"])))
+    tensor = torch.ones(
+        draw(st.sampled_from(SHAPES)), dtype=dtype, device=draw(st.sampled_from(["cpu", "cpu", "meta"]))
+    )
     return tensor.requires_grad_() if dtype.is_floating_point and draw(st.booleans()) else tensor
 
 
-def shapes() -> st.SearchStrategy[tuple[int, ...]]:
-    return st.sampled_from([(), (0,), (1,), (2,), (3,), (2, 0), (1, 2), (2, 2)])
-
-
+@functools.cache
 def opaque_values() -> st.SearchStrategy[object]:
     """Dicts, sets, ranges and all else that must stay one object per row."""
     return st.one_of(
@@ -182,6 +190,7 @@ def opaque_values() -> st.SearchStrategy[object]:
     )
 
 
+@functools.cache
 def mixed_sequences() -> st.SearchStrategy[object]:
     return st.recursive(
         numbers() | texts() | st.none() | opaque_values(),
@@ -190,6 +199,7 @@ def mixed_sequences() -> st.SearchStrategy[object]:
     )
 
 
+@functools.cache
 def reward_values() -> st.SearchStrategy[object]:
     """Every kind of value that a scorer might return."""
     return st.one_of(
@@ -201,47 +211,35 @@ def reward_values() -> st.SearchStrategy[object]:
         tensors(),
         opaque_values(),
         mixed_sequences(),
-        shapes().flatmap(lambda shape: lists(numbers(), shape)),
+        st.sampled_from(SHAPES).flatmap(lambda shape: lists(numbers(), shape)),
     )
 
 
 # --- families: what the rows of one key have in common -----------------------------------------------------------
 
 
-@st.composite
-def families(draw: st.DrawFn) -> st.SearchStrategy[object]:
-    """A strategy for the values of one key."""
-    shape = draw(shapes())
-    leaves = draw(
-        st.sampled_from([python_integers(), python_floats(), python_numbers(), numbers(), texts(), text_like()])
-    )
-    narrow = draw(st.sampled_from([np.bool_, *NUMPY_INTEGERS, *NUMPY_FLOATS]))
-    return draw(
-        st.sampled_from(
-            [
-                python_floats(),
-                python_integers(),
-                python_numbers(),
-                numbers(),
-                numpy_numbers((narrow,)),
-                numpy_numbers(NUMPY_FLOATS),
-                scalar_tensors(),
-                texts(),
-                text_like(),
-                python_floats() | st.none(),
-                python_numbers() | texts(),
-                lists(leaves, shape),
-                lists(leaves, shape) | arrays(shape),
-                arrays(shape),
-                tensors(),
-                opaque_values(),
-                mixed_sequences(),
-                reward_values(),
-            ]
-        )
-    )
+@functools.cache
+def families() -> st.SearchStrategy[st.SearchStrategy[object]]:
+    """Strategies for the values of one key."""
+    one_kind = [python_floats(), python_integers(), python_numbers(), numbers(), texts(), text_like()]
+    scalars = [
+        *one_kind,
+        numpy_numbers(),
+        *(numpy_numbers((kind,)) for kind in NUMPY_NUMBERS),
+        numpy_numbers(NUMPY_FLOATS),
+        numpy_numbers((np.float64,)) | python_numbers(),
+        scalar_tensors(),
+        python_floats() | st.none(),
+        python_numbers() | texts(),
+    ]
+    sequences = [lists(leaves, shape) for leaves in one_kind for shape in SHAPES]
+    sequences += [lists(leaves, shape) | arrays(shape) for leaves in one_kind for shape in SHAPES]
+    sequences += [arrays(shape) for shape in SHAPES]
+    anything = [arrays(), tensors(), opaque_values(), mixed_sequences(), reward_values()]
+    return st.one_of(st.sampled_from(scalars), st.sampled_from(sequences), st.sampled_from(anything))
 
 
+@functools.cache
 def plain_families() -> st.SearchStrategy[st.SearchStrategy[object]]:
     """Families on which stock verl is right: nothing that NumPy would refuse, flatten, round, bend or bloat."""
     exact_integers = st.integers(-(2**53), 2**53)
@@ -260,6 +258,14 @@ def plain_families() -> st.SearchStrategy[st.SearchStrategy[object]]:
     ]
     mixed = [python_floats() | exact_integers | st.booleans(), st.booleans() | exact_integers]
     return st.sampled_from([*uniform, *mixed, *by_shape, *narrow, *objects])
+
+
+def values_of_one_key(max_rows: int = 4) -> st.SearchStrategy[list[object]]:
+    return families().flatmap(lambda family: st.lists(family, min_size=1, max_size=max_rows))
+
+
+def plain_values(max_rows: int = 5) -> st.SearchStrategy[list[object]]:
+    return plain_families().flatmap(lambda family: st.lists(family, min_size=1, max_size=max_rows))
 
 
 # --- rows --------------------------------------------------------------------------------------------------------

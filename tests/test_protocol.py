@@ -102,9 +102,11 @@ def snapshot(batch: DataProto) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def active_plugin() -> None:
+def active_plugin() -> Iterator[None]:
     plugin.activate()
     assert plugin.site_is_active("protocol")
+    yield
+    plugin.activate()
 
 
 @pytest.fixture
@@ -649,6 +651,12 @@ def test_reward_extra_keys_are_named_only_where_there_are_scores() -> None:
         assert batch.meta_info == {"step": 7}
 
 
+def test_a_batch_whose_only_raw_column_is_no_reward_names_no_reward_extra_keys() -> None:
+    batch = batch_of(column=objects, tool_info=SparseNonTensor([{"calls": 1}] * 4)).finalize()
+    assert columns_of(batch)["tool_info/calls"] == ("int64", [1, 1, 1, 1])
+    assert batch.meta_info == {"step": 7}
+
+
 def test_reward_extra_keys_that_were_there_stay_first() -> None:
     batch = batch_of()
     batch.meta_info["reward_extra_keys"] = ["earlier", "acc"]
@@ -851,7 +859,7 @@ def test_one_sparse_batch_anywhere_makes_a_concat_of_plain_ones_ours(order: tupl
     assert list(zip(*held, strict=True)) == [row for number in order for row in values[number]]
 
 
-def test_plain_batches_only_give_what_stock_gives_by_verls_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_batches_only_give_what_stock_gives() -> None:
     def chunks() -> list[DataProto]:
         batches = [batch_of(DataProto, ROWS, column=objects), batch_of(DataProto, ROWS, column=objects, first=4)]
         for batch in batches:
@@ -866,7 +874,28 @@ def test_plain_batches_only_give_what_stock_gives_by_verls_own_code(monkeypatch:
         assert type(found) is DataProto
         assert columns_of(found) == columns_of(stock)
         assert found.meta_info == stock.meta_info == {"step": 7, "metrics": {"loss": [1.0, 1.0]}}
-        assert {name: t.tolist() for name, t in found.batch.items()} == {n: t.tolist() for n, t in stock.batch.items()}
+        for name, tensor in stock.batch.items():
+            assert torch.equal(found.batch[name], tensor)
+
+
+def test_a_concat_of_plain_batches_runs_verls_own_code(stock_verl: None) -> None:
+    calls = []
+    stock = DataProto.concat
+
+    def spy(data: list[DataProto]) -> DataProto:
+        calls.append(len(data))
+        return stock(data)
+
+    try:
+        DataProto.concat = staticmethod(spy)
+        plugin.activate()
+        assert type(DataProto.concat([plain(["u0"]), plain(["u1"])])) is DataProto
+        assert calls == [2]
+        DataProto.concat([plain(["u0"]), scored([{}])[:0]])
+        assert calls == [2]
+        plugin.deactivate()
+    finally:
+        DataProto.concat = staticmethod(stock)
 
 
 def test_a_plain_conflict_is_still_verls_assertion() -> None:
@@ -880,16 +909,29 @@ def test_a_column_that_a_chunk_lacks_is_none_there_and_multi_modal_inputs_are_em
     pixels = torch.zeros(2)
     whole = SparseDataProto.concat(
         [
-            scored([{}], length=np.array([3])),
-            scored([{}, {}], first=1, multi_modal_inputs=objects([{"pixels": pixels}, {}])),
-            scored([{}], first=3, length=np.array([5])),
+            scored([{}, {}], length=np.array([3, 4])),
+            scored([{}, {}], first=2, multi_modal_inputs=objects([{"pixels": pixels}, {}])),
+            scored([{}], first=4, length=np.array([5])),
         ]
     )
-    assert columns_of(whole)["length"] == ("object", [3, None, None, 5])
+    assert columns_of(whole)["length"] == ("object", [3, 4, None, None, 5])
     inputs = whole.non_tensor_batch["multi_modal_inputs"]
-    assert inputs.tolist() == [{}, {"pixels": pixels}, {}, {}]
+    assert inputs.tolist() == [{}, {}, {"pixels": pixels}, {}, {}]
     inputs[0]["pixels"] = 1
-    assert inputs[3] == {}
+    assert inputs[1] == inputs[4] == {}
+
+
+def test_a_reward_column_is_decided_anew_from_all_values_even_where_the_dtypes_agree() -> None:
+    mixed = finalized([{"acc": 1.0}, {"acc": 0.5}, {}])
+    assert columns_of(mixed)["acc"][0] == columns_of(mixed[:1])["acc"][0] == "object"
+    assert columns_of(SparseDataProto.concat([mixed[:1], mixed[1:2]]))["acc"] == ("float64", [1.0, 0.5])
+
+    answers = ["x" * 40_000], ["7"] * 100
+    chunks = [finalized([{"pred": answer} for answer in part]) for part in answers]
+    assert [chunk.non_tensor_batch["pred"].dtype.kind for chunk in chunks] == ["U", "U"]
+    column = SparseDataProto.concat(chunks).non_tensor_batch["pred"]
+    assert column.dtype == object  # as <U40000 it would take 16 MB
+    assert column.tolist() == [*answers[0], *answers[1]]
 
 
 def test_other_columns_are_concatenated_as_stock_does_where_all_have_them() -> None:
@@ -1130,7 +1172,7 @@ def test_union_of_a_batch_with_what_was_popped_from_it_restores_it() -> None:
 
 
 @pytest.mark.usefixtures("stock_verl")
-def test_union_on_stock_overwrites_a_tensors_name_without_a_word() -> None:
+def test_union_on_stock_lets_a_column_take_a_tensors_name_without_a_word() -> None:
     one, other = prompts(), plain([f"u{n}" for n in range(4)], prompts=[1, 2, 3, 4])
     united = one.union(other)
     assert "prompts" in united.batch.keys()

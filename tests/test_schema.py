@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import (
     Colour,
@@ -25,11 +25,11 @@ from strategies import (
     Verdict,
     alike,
     every_cut,
-    families,
     pieces,
-    plain_families,
+    plain_values,
     python_numbers,
     texts,
+    values_of_one_key,
 )
 
 from verl_ext.errors import RowError, VerlExtError
@@ -144,6 +144,9 @@ WHERE_STOCK_BENDS = {
     "an integer that float64 cannot hold beside a bool and a float": ([True, 2**63 - 1, 0.5], object),
     "an integer that float64 cannot hold beside a complex number": ([2**53 + 1, 1j], object),
     "an int64 scalar that float64 cannot hold beside a float": ([np.int64(2**53 + 1), 0.5], object),
+    "a float64 scalar beside an integer that it cannot hold": ([np.float64(0.5), 2**53 + 1], object),
+    "a float64 scalar beside a complex number": ([np.float64(0.5), 1j], np.complex128),
+    "a float64 scalar beside an integer of 5,000 digits": ([np.float64(0.5), 10**5000], object),
     "a positive integer beyond int64 beside a negative one": ([2**63, -1], object),
     "a positive integer beyond int64 beside a small one": ([2**63, 1], np.uint64),
     "a positive integer beyond int64 beside a bool": ([2**63, 1, True], np.uint64),
@@ -194,19 +197,20 @@ def test_where_numpy_bends_refuses_or_flattens_every_value_stays_as_it_is(values
         assert column.shape == (len(values),)
 
 
-OUTLIER = "x" * 20_000
+LONG = "x" * 20_000
+MEBIBYTE_OF_16 = "x" * (2**20 // 4 // 16)
 
 
 @pytest.mark.parametrize(
     ("values", "dtype"),
     [
-        (["ab"] * 16 + [OUTLIER[: 2**20 // 4 // 17]], f"<U{2**20 // 4 // 17}"),
-        (["ab"] * 16 + [OUTLIER[: 2**20 // 4 // 17 + 1]], object),
-        (["ab"] * 100 + [OUTLIER], object),
-        ([OUTLIER] * 100, "<U20000"),
-        ([OUTLIER] * 2 + [""] * 14, "<U20000"),
-        ([OUTLIER] * 2 + [""] * 15, object),
-        ([["ab", OUTLIER]] * 2 + [["ab", "ab"]] * 100, object),
+        (["ab"] * 15 + [MEBIBYTE_OF_16], "<U16384"),
+        (["ab"] * 15 + [MEBIBYTE_OF_16 + "x"], object),
+        (["ab"] * 100 + [LONG], object),
+        ([LONG] * 100, "<U20000"),
+        ([LONG] * 2 + [""] * 14, "<U20000"),
+        ([LONG] * 2 + [""] * 15, object),
+        ([["ab", LONG]] * 2 + [["ab", "ab"]] * 100, object),
     ],
     ids=["1 MiB", "more than 1 MiB", "a long outlier", "all long", "8 times padded", "more", "in lists"],
 )
@@ -301,9 +305,8 @@ def test_numpy_is_all_that_the_dtype_rules_import():
 # --- properties of single columns --------------------------------------------------------------------------------
 
 
-@given(st.data(), plain_families())
-def test_stock_parity_holds_bit_for_bit_where_stock_is_right(data, family):
-    values = data.draw(st.lists(family, min_size=1, max_size=5))
+@given(plain_values())
+def test_stock_parity_holds_bit_for_bit_where_stock_is_right(values):
     stock, column = np.array(values), column_of(values)
     assert (column.dtype, column.shape) == (stock.dtype, stock.shape)
     if stock.dtype == object:
@@ -347,9 +350,8 @@ def test_text_columns_hold_every_character_and_take_little_memory(values):
         assert padded.tolist() != values or padded.nbytes > 2**20
 
 
-@given(st.data(), families())
-def test_a_column_holds_every_value_at_its_row_whatever_the_values_are(data, family):
-    values = data.draw(st.lists(family, min_size=1, max_size=5))
+@given(values_of_one_key())
+def test_a_column_holds_every_value_at_its_row_whatever_the_values_are(values):
     column = column_of(values)
     assert_same_column(column, column.dtype, values)
     if column.dtype == object:
@@ -433,9 +435,10 @@ def test_every_row_of_the_dtype_table_is_the_same_however_it_is_cut(values, some
         assert_same_column(merged(rows, cut)["key"], whole.dtype, list(whole))
 
 
-@given(st.data(), families())
-def test_merging_the_columns_of_chunks_gives_the_column_of_all_rows(data, family):
-    rows = [{"key": value} for value in data.draw(st.lists(family, min_size=1, max_size=4))]
+@settings(max_examples=4 * settings.default.max_examples)
+@given(values_of_one_key())
+def test_merging_the_columns_of_chunks_gives_the_column_of_all_rows(values):
+    rows = [{"key": value} for value in values]
     whole = assemble_reward_extra_info(rows)["key"]
     for cut in every_cut(len(rows), 3):
         column = merged(rows, cut)["key"]
@@ -444,7 +447,7 @@ def test_merging_the_columns_of_chunks_gives_the_column_of_all_rows(data, family
 
 
 def test_long_text_in_one_chunk_only_is_weighed_against_all_rows():
-    rows = [{"key": OUTLIER}] * 2 + [{"key": ""}] * 15
+    rows = [{"key": LONG}] * 2 + [{"key": ""}] * 15
     assert merged(rows, [2, 15])["key"].dtype == object
     assert merged(rows[:-1], [1, 15])["key"].dtype == "<U20000"
 
@@ -459,6 +462,22 @@ def test_a_chunk_without_rows_contributes_neither_a_missing_key_nor_a_dtype(noth
 def test_chunks_without_rows_alone_give_a_column_without_rows():
     assert merge_columns([np.array([], "f4"), np.array([], "f4")]).shape == (0,)
     assert merge_columns([0, np.array([], "f4")]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("parts", "dtype"),
+    [
+        ([object_column([1.0]), object_column([2.0])], np.float64),
+        ([object_column([1.0]), object_column([{}])], object),
+        ([object_column(["a"]), object_column(["bcd"])], "<U3"),
+        ([np.array(["a"], "U9"), np.array(["b"], "U9")], "<U1"),
+        ([np.array([b"a"]), np.array([b"b"])], object),
+        ([np.array([0.5], "f4"), np.array([0.5], "f4")], np.float32),
+    ],
+    ids=["numbers", "mixed", "texts", "wide texts", "bytes", "float32"],
+)
+def test_merging_decides_the_dtype_anew_from_all_values_even_where_the_dtypes_agree(parts, dtype):
+    assert_same_column(merge_columns(parts), dtype, [value for part in parts for value in part.tolist()])
 
 
 def test_merging_does_not_change_the_parts():
@@ -612,9 +631,8 @@ def test_lists_too_deep_to_compare_are_not_the_same_value():
     assert same_value(one, other) is False
 
 
-@given(st.data(), families())
-def test_a_column_is_the_same_value_as_its_values_but_not_as_others(data, family):
-    values = data.draw(st.lists(family, min_size=1, max_size=4))
+@given(values_of_one_key())
+def test_a_column_is_the_same_value_as_its_values_but_not_as_others(values):
     assert same_value(object_column(values), values)
     assert not same_value(object_column(values), [*values, None])
     assert not same_value(column_of(values), [*values[:-1], Opaque()])

@@ -94,7 +94,7 @@ def _rotations(rows: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def _two_schemas(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """As many rows of the first data source as of the second; two halves, where there is but one."""
+    """As many rows of the first data source as of the second; all of them twice, where there is but one."""
     by_source: dict[str, list[Row]] = {}
     for row in rows:
         by_source.setdefault(row["data_source"], []).append(row)

@@ -112,7 +112,7 @@ def _report(console: Console, stock: list[Outcome], ours: list[Outcome]) -> int:
 
 def _verdict(outcome: Outcome) -> Text:
     if "error" in outcome:
-        return _safe_text(outcome["error"], "red")
+        return Text(_printable(outcome["error"]), "red")  # quoted by the leg
     if outcome["lost"]:
         parts = ", ".join(f"{_safe(key)} {count}" for key, count in outcome["lost_by_key"].items())
         return Text.assemble((f"{outcome['lost']} of {outcome['values']} values lost", "red"), f" ({parts})")
@@ -148,8 +148,8 @@ def _add_columns(table: Table, names: list[str], kind: str) -> None:
         table.caption = f"and {len(names) - _NAMES_SHOWN} more {kind}"
 
 
-def _safe_text(value: str, style: str = "") -> Text:
-    return Text(_safe(value), style)
+def _safe_text(value: str) -> Text:
+    return Text(_safe(value))
 
 
 def _safe(value: str) -> str:
@@ -159,6 +159,6 @@ def _safe(value: str) -> str:
 
 
 def _printable(line: str) -> str:
-    """A line of a leg's log, which may quote data: without colours, control characters escaped."""
+    """What a leg says, such as a line of its log: it may quote data. Without colours, control characters escaped."""
     plain = Text.from_ansi(line).plain[:500]
     return plain if plain.isprintable() else plain.encode("unicode_escape").decode()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import verl_ext
@@ -14,6 +15,8 @@ REQUEST = "verl_ext/request"
 Workers act on this mark only, so a driver without the plugin gets stock behaviour from workers with it.
 """
 
+_PATIENCE = 60.0
+
 
 def marked(batch: Any) -> Any:
     """The same batch with the mark in a `meta_info` of its own; tensors and columns are shared."""
@@ -24,13 +27,27 @@ def marked(batch: Any) -> Any:
     )
 
 
+@contextmanager
+def untaught_blamed(workers: Sequence[Any], site: str) -> Iterator[None]:
+    """For a call of `workers`: what stock workers lead to (a KeyError, a ValueError, ...) is raised as what it is.
+
+    Raises:
+        PluginMissingError: the call failed, and a worker does not run the patch site; else its error as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        refuse_untaught(workers, site, error)
+        raise
+
+
 def refuse_untaught(workers: Sequence[Any], site: str, cause: Exception | None = None) -> None:
     """Raise if a worker's process does not run the patch site `site`, or runs another version of verl-ext.
 
     Args:
         workers: Ray actor handles.
         site: the name of the patch site.
-        cause: the error that made the caller ask.
+        cause: the error that made the caller ask; it goes first where a worker is dead or stuck, and cannot answer.
 
     Raises:
         PluginMissingError: names each such worker's node and process, and what to do.
@@ -48,7 +65,12 @@ def refuse_untaught(workers: Sequence[Any], site: str, cause: Exception | None =
         version = sys.modules["verl_ext"].__version__ if plugin is not None and plugin.site_is_active(site) else None
         return version, ray.util.get_node_ip_address(), os.getpid()
 
-    answers = ray.get([worker.__ray_call__.remote(state) for worker in workers])
+    try:
+        answers = ray.get([worker.__ray_call__.remote(state) for worker in workers], timeout=_PATIENCE)
+    except ray.exceptions.RayError:
+        if cause is None:
+            raise
+        return
     for version in dict.fromkeys(version for version, _, _ in answers if version != verl_ext.__version__):
         where = [f"worker {n} on node {ip} (pid {pid})" for n, (v, ip, pid) in enumerate(answers) if v == version]
         what = f"run verl-ext {shown(version)}" if version else f"do not run verl-ext's patch site {site!r}"

@@ -17,7 +17,7 @@ import numpy as np
 import verl_ext
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
 from verl_ext.plugin._site import Function, PatchSite
-from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught
+from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
 from verl_ext.plugin.reward_loop import refuse_missing_scores
 
 site = PatchSite(
@@ -31,7 +31,8 @@ KEPT_BY_TRAINER = ("data_source", "reward_model", "extra_info", "uid")
 """The prompts' columns that the trainer keeps and unites with the output (`RayPPOTrainer._get_gen_batch`)."""
 
 REPLY = "verl_ext/reply"
-"""Column by which a worker says, row by row, that it acted on the mark: its version of verl-ext."""
+"""Column by which a worker says, row by row, that it acted on the mark: its version of verl-ext, and the names of the
+prompts' columns that the output only carries along (all of them, where nothing scores in the loop)."""
 
 _asked: ContextVar[bool] = ContextVar("verl_ext_asked", default=False)
 _ABSENT = object()
@@ -47,7 +48,9 @@ def _worker_generate_sequences(stock: Function) -> Function:
             output = await stock(self, batch)
         finally:
             _asked.reset(token)
-        output.non_tensor_batch[REPLY] = np.full(len(output), verl_ext.__version__, dtype=object)
+        columns = output.non_tensor_batch
+        carried = frozenset(name for name, column in batch.non_tensor_batch.items() if columns.get(name) is column)
+        columns[REPLY] = np.fromiter([(verl_ext.__version__, carried)] * len(output), dtype=object)
         return output
 
     return generate_sequences
@@ -79,17 +82,31 @@ def _manager_generate_sequences(stock: Function) -> Function:
     from verl.utils.ray_utils import auto_await
 
     # `auto_await` looks at its caller's frame: it must stay outermost, so we wrap the coroutine inside it.
-    coroutine: Any = inspect.unwrap(stock, stop=inspect.iscoroutinefunction)
+    taught: Function = auto_await(
+        finalizing(inspect.unwrap(stock, stop=inspect.iscoroutinefunction), skip_role="rollout")
+    )
+    return taught
 
-    async def generate_sequences(self: Any, prompts: Any) -> Any:
-        try:
+
+def finalizing(stock: Function, skip_role: str) -> Function:
+    """verl's coroutine function by which a manager asks its workers, such that it finalizes what they answer.
+
+    verl >= 0.9 dumps to disk, and replays, what the coroutine inside `SkipManager.annotate` returns. So that one is
+    wrapped: a dump holds a finalized batch, which replays without the plugin too, and never one that was refused.
+    """
+    annotated = stock.__globals__["__name__"] == "verl.utils.skip.skip_manager"
+    coroutine: Function = stock.__wrapped__ if annotated else stock  # type: ignore[attr-defined]
+
+    async def generate(self: Any, prompts: Any) -> Any:
+        with untaught_blamed(self.agent_loop_workers, site.name):
             output = await coroutine(self, marked(prompts))
-        except (KeyError, AssertionError) as error:  # what stock workers beside ours lead to
-            refuse_untaught(self.agent_loop_workers, site.name, error)
-            raise
-        return finalized(output, prompts, self.agent_loop_workers)
+        return finalized(output, self.agent_loop_workers)
 
-    taught: Function = auto_await(generate_sequences)
+    if not annotated:
+        return generate
+    from verl.utils.skip import SkipManager
+
+    taught: Function = SkipManager.annotate(role=skip_role)(generate)
     return taught
 
 
@@ -120,7 +137,7 @@ def _as_dict(stock: Function) -> Function:
     return as_dict
 
 
-def finalized(output: Any, prompts: Any, workers: Sequence[Any]) -> Any:
+def finalized(output: Any, workers: Sequence[Any]) -> Any:
     """What the manager hands on: the workers' output, finalized, once it is known that every worker runs the plugin.
 
     Raises:
@@ -129,18 +146,22 @@ def finalized(output: Any, prompts: Any, workers: Sequence[Any]) -> Any:
     """
     from verl_ext.protocol import is_sparse
 
-    replies = output.non_tensor_batch.pop(REPLY, None)
-    if replies is None or any(reply != verl_ext.__version__ for reply in replies):
+    columns = output.non_tensor_batch
+    replies: list[tuple[str | None, frozenset[str]]]
+    replies = [reply or (None, frozenset()) for reply in columns.pop(REPLY, [None])]
+    if any(version != verl_ext.__version__ for version, _ in replies):
         refuse_untaught(workers, site.name)
+    output.meta_info.pop(REQUEST, None)  # a worker class may hand on what it was asked
     if not is_sparse(output):  # a worker class with a _postprocess of its own
         return output
-    raw = output.non_tensor_batch.get(RAW_COLUMN)
-    keys = set(raw.keys()) if isinstance(raw, SparseNonTensor) else set()
-    # Where nothing scores in the loop, the output carries the prompts' columns along. Those that only the agent loop
-    # reads (index, priority, ...) give way to a reward key of that name, as on stock verl.
-    for name in keys & (prompts.non_tensor_batch.keys() - set(KEPT_BY_TRAINER)):
-        output.non_tensor_batch.pop(name, None)
+    # Columns that only the agent loop reads (index, priority, ...) give way to a reward key of that name, as on stock.
+    raw = columns.get(RAW_COLUMN)
+    carried = frozenset(columns).intersection(*(names for _, names in replies)) - set(KEPT_BY_TRAINER)
+    for name in carried.intersection(raw.keys() if isinstance(raw, SparseNonTensor) else ()):
+        del columns[name]
     output.finalize(reserved=dict.fromkeys(KEPT_BY_TRAINER, "a column of the batch that the trainer keeps"))
-    if all(row is None for row in output.non_tensor_batch.get(RAW_COLUMN, ())):  # verl has no such column then
-        output.non_tensor_batch.pop(RAW_COLUMN, None)
+    # verl has the dicts behind its other extra fields, and no such column where no sample has any.
+    dicts = output.non_tensor_batch.pop(RAW_COLUMN, ())
+    if any(row is not None for row in dicts):
+        output.non_tensor_batch[RAW_COLUMN] = dicts
     return output

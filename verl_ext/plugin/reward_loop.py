@@ -14,7 +14,7 @@ import verl_ext
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
 from verl_ext.errors import MissingRewardError, shown
 from verl_ext.plugin._site import Function, PatchSite, log
-from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught
+from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
 
 site = PatchSite(
     name="reward_loop",
@@ -88,11 +88,8 @@ def _compute_rm_score(stock: Function) -> Function:
 
         if len(data) == 0:  # verl looks into row 0
             return _without_rows(data).finalize(keep_raw=False)
-        try:
+        with untaught_blamed(self.reward_loop_workers, site.name):
             reply = stock(self, marked(data))
-        except KeyError as error:  # some rows in envelopes and some not
-            refuse_untaught(self.reward_loop_workers, site.name, error)
-            raise
         envelopes = reply.non_tensor_batch.pop(ENVELOPE, None)
         if envelopes is None:
             refuse_untaught(self.reward_loop_workers, site.name)

@@ -1,0 +1,305 @@
+"""verl's legacy trainer, `RayPPOTrainer`, on a CPU: built of verl's own parts and three doubles, run, and read back.
+
+The reward loop and the agent loop take seconds to start and do not depend on the algorithm, so that one pair of them
+serves any number of trainers.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import validate_config
+from verl.utils.tokenizer import hf_tokenizer
+
+from verl_ext.demo import rig
+
+from . import doubles, scorers
+from .doubles import ActorGroup, CheckpointManager, Client
+
+Row = Mapping[str, Any]
+
+N = 2
+"""Rollouts of each prompt, and answers on record for it."""
+
+RANKS = 2
+"""Data-parallel ranks of the actor."""
+
+PROMPTS = 6
+"""Prompts of a training batch: two of each of the demo's data sources, which come in turn."""
+
+STEPS = 2
+
+NO_ANSWER = "I do not know."
+QUESTIONS = 16
+
+SETTINGS = [
+    "trainer.use_v1=false",
+    "trainer.nnodes=1",
+    f"trainer.n_gpus_per_node={RANKS}",
+    "trainer.logger=[file]",
+    "trainer.resume_mode=disable",
+    "trainer.total_epochs=1",
+    f"trainer.total_training_steps={STEPS}",
+    f"trainer.test_freq={STEPS}",
+    "trainer.val_before_train=false",
+    "algorithm.adv_estimator=grpo",
+    f"data.train_batch_size={PROMPTS}",
+    "data.val_batch_size=4",
+    "data.shuffle=false",
+    "data.dataloader_num_workers=0",
+    "data.max_response_length=256",
+    f"actor_rollout_ref.rollout.n={N}",
+    "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 2}",
+    f"reward.custom_reward_function.path='{scorers.__file__}'",
+    "reward.custom_reward_function.name=compute_score",
+]
+
+
+# --- the rows ----------------------------------------------------------------------------------------------------
+
+
+def question(scorer: str, number: int) -> dict[str, Any]:
+    """A row for a function of `scorers.py`, number `number` of QUESTIONS. Its answers are "0" and "1"."""
+    return {
+        "data_source": scorer,
+        "prompt": [{"role": "user", "content": f"question {number}"}],
+        "ability": "none",
+        "reward_model": {"style": "rule", "ground_truth": ""},
+        "extra_info": {"index": number},
+    }
+
+
+def answers(row: Row) -> list[str]:
+    """The N answers on record for a row, which its rollouts get in turn; a greedy one gets the first."""
+    return [row["response"], NO_ANSWER] if "response" in row else [str(answer) for answer in range(N)]
+
+
+def emitted(row: Row, answer: str) -> tuple[float, dict[str, Any]]:
+    """The score and the dict that the reward function makes of an answer, as verl's naive reward manager reads them."""
+    result = scorers.compute_score(
+        row["data_source"], answer, row["reward_model"]["ground_truth"], dict(row["extra_info"])
+    )
+    return (result["score"], result) if isinstance(result, dict) else (result, {"acc": result})
+
+
+# --- the parts that trainers share -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Managers:
+    """verl's reward loop and agent loop, started, and the model directory that they read."""
+
+    model_dir: Path
+    reward_loop: Any
+    agent_loop: Any
+
+
+@contextlib.contextmanager
+def managers(model_dir: Path, rows: Sequence[Row], overrides: Sequence[str] = ()) -> Iterator[Managers]:
+    """Start two workers of each on the running Ray; the answers to `rows` and to the questions are on record."""
+    config = rig.compose_config(model_dir, [*SETTINGS, *overrides])
+    asked = [*rows, *(question("", number) for number in range(QUESTIONS))]
+    recorded = [{**row, "response": answer} for row in asked for answer in answers(row)]
+    ray.cloudpickle.register_pickle_by_value(doubles)  # the client's class goes to workers that cannot import it
+    reward_loop = rig.reward_loop_manager(config)
+    try:
+        agent_loop = rig.agent_loop_manager(config, Client(recorded, config), reward_loop.reward_loop_worker_handles)
+        try:
+            yield Managers(model_dir, reward_loop, agent_loop)
+        finally:
+            rig.release(agent_loop)
+    finally:
+        rig.release(reward_loop)
+
+
+# --- one trainer -------------------------------------------------------------------------------------------------
+
+
+def legacy_trainer(
+    rows_train: Sequence[Row], rows_val: Sequence[Row], overrides: Sequence[str], workdir: Path, shared: Managers
+) -> RayPPOTrainer:
+    """The trainer as verl's `main_ppo` and `TaskRunner.run` make it of the configuration, its workers included.
+
+    Files of rows, metrics and dumps go to `workdir`, which belongs to this trainer alone.
+    """
+    files = {"train": rows_train, "val": rows_val}
+    for name, rows in files.items():
+        _write_rows(rows, workdir / f"{name}.parquet")
+    config = rig.compose_config(
+        shared.model_dir,
+        [
+            *SETTINGS,
+            *(f"data.{name}_files='{workdir / name}.parquet'" for name in files),
+            f"trainer.rollout_data_dir='{workdir / 'rollouts'}'",
+            f"trainer.validation_data_dir='{workdir / 'validations'}'",
+            f"trainer.default_local_dir='{workdir / 'checkpoints'}'",
+            *overrides,
+        ],
+    )
+    OmegaConf.resolve(config)
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    with _cache_of_datasets(workdir):
+        trainer = RayPPOTrainer(
+            config=config,
+            tokenizer=hf_tokenizer(config.actor_rollout_ref.model.path),
+            role_worker_mapping={Role.ActorRolloutRef: None},
+            resource_pool_manager=ResourcePoolManager(
+                resource_pool_spec={"global_pool": [RANKS]}, mapping={Role.ActorRolloutRef: "global_pool"}
+            ),
+        )
+    # what `init_workers` sets, which also starts the models
+    trainer.actor_rollout_wg = trainer.ref_policy_wg = ActorGroup(RANKS)
+    trainer.checkpoint_manager = CheckpointManager()
+    trainer.reward_loop_manager = shared.reward_loop
+    trainer.async_rollout_manager = shared.agent_loop
+    trainer.teacher_model_manager = trainer.distillation_config = None
+    return trainer
+
+
+@dataclass
+class Run:
+    """What is left of a run: how it ended, what was logged and dumped, and what the actor was given to learn from.
+
+    Attributes:
+        error: what `fit` raised.
+        metrics: by step, as verl's own file logger wrote them; a NaN is a `None` there.
+        rollouts, validations: by step, the lines of verl's dumps, as bytes.
+        batches: by step, what reached the actor's workers.
+        versions: of the weights that were sent to the model server.
+    """
+
+    error: Exception | None = None
+    metrics: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
+    rollouts: dict[int, list[bytes]] = field(default_factory=dict, repr=False)
+    validations: dict[int, list[bytes]] = field(default_factory=dict, repr=False)
+    batches: list[TensorDict] = field(default_factory=list, repr=False)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that ran to their end: verl logs a step last."""
+        return sum("training/global_step" in metrics for metrics in self.metrics.values())
+
+    def nans(self) -> tuple[int, int]:
+        """How many of the advantages that the actor was given are NaN, and of how many, over the answers' tokens."""
+        found = [batch["advantages"][batch["response_mask"].bool()] for batch in self.batches]
+        return sum(int(values.isnan().sum()) for values in found), sum(values.numel() for values in found)
+
+    def column(self, step: int, key: str) -> list[Any]:
+        """A column of the batch that the actor was given at `step`, from 0 on; all `None` if there is no such key."""
+        batch = self.batches[step]
+        return tu.get(batch, key) if key in batch.keys() else [None] * len(batch)
+
+
+def fit(trainer: RayPPOTrainer) -> Run:
+    """Run `trainer.fit()` to its end or its error."""
+    workdir = Path(trainer.config.trainer.rollout_data_dir).parent
+    run = Run()
+    with _environment(VERL_FILE_LOGGER_PATH=str(workdir / "metrics.jsonl")):
+        try:
+            trainer.fit()
+        except Exception as error:  # on stock verl, the exception is the outcome
+            run.error = error
+        finally:
+            trainer._dump_executor.shutdown(wait=True)
+    for line in _lines(workdir / "metrics.jsonl"):
+        event = json.loads(line)
+        run.metrics.setdefault(event["step"], {}).update(event["data"])
+    run.rollouts, run.validations = _dumps(workdir / "rollouts"), _dumps(workdir / "validations")
+    run.batches = trainer.actor_rollout_wg.batches
+    run.versions = trainer.checkpoint_manager.versions
+    return run
+
+
+def validate(trainer: RayPPOTrainer, *, merged: bool = False) -> tuple[dict[str, Any], list[bytes]]:
+    """`trainer._validate()`, and the lines of its dump; with `merged`, the lists instead of the metrics."""
+    trainer.global_steps = 0
+    try:
+        result = trainer._validate(merged=merged)
+    finally:
+        trainer._shutdown_dump_executor()
+        trainer._init_dump_executor()
+    return result, _dumps(Path(trainer.config.trainer.validation_data_dir))[0]
+
+
+# --- values in, values out ---------------------------------------------------------------------------------------
+
+
+def lost_values(run: Run, trainer: RayPPOTrainer, rows: Sequence[Row]) -> tuple[int, list[tuple[Any, ...]]]:
+    """How many values the reward functions returned over all steps, and which are not with their answer at the actor.
+
+    A value is there if it is equal and of its kind (text is text, a number is a number); a key that was not returned is
+    there if it is `None` or no column.
+    """
+    by_question = {row["prompt"][0]["content"]: row for row in rows}
+    count, lost = 0, []
+    for step, batch in enumerate(run.batches):
+        prompts = tu.get(batch, "raw_prompt")
+        answers = trainer.tokenizer.batch_decode(batch["responses"], skip_special_tokens=True)
+        infos = [
+            emitted(by_question[prompt[0]["content"]], answer)[1]
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        for key in dict.fromkeys(key for info in infos for key in info):
+            for row, (info, found) in enumerate(zip(infos, run.column(step, key), strict=True)):
+                count += key in info
+                value = info.get(key)
+                if found != value or isinstance(found, str) != isinstance(value, str):
+                    lost.append((step, row, key, value, found))
+    return count, lost
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def _write_rows(rows: Sequence[Row], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([{k: v for k, v in row.items() if k != "response"} for row in rows]), path)
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def _dumps(directory: Path) -> dict[int, list[bytes]]:
+    return {int(path.stem): _lines(path) for path in sorted(directory.glob("*.jsonl"))}
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _cache_of_datasets(directory: Path) -> Iterator[None]:
+    """`datasets` copies every file that it reads to a cache, which is the home directory's otherwise."""
+    before = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = directory / "datasets"
+    try:
+        yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = before

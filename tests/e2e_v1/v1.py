@@ -1,0 +1,359 @@
+"""The rig: verl's real v1 trainer on a CPU, on worker processes and a TransferQueue that trainers share."""
+
+import json
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import ray
+import transfer_queue as tq
+from verl.experimental.reward_loop import reward_loop
+from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
+from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls, trainer_base, trainer_separate_async
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+
+from verl_ext import plugin
+from verl_ext.demo import rig
+
+from . import doubles
+
+USERS_FILE = Path(doubles.__file__)
+PATIENCE = 60
+"""Seconds after which a rollout that never finishes is given up; verl would poll for ever."""
+
+
+def planned(question, *responses, source="planned", **columns):
+    """A row of which each session's answer is one of `responses`: what it earns, written in Python."""
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": question}],
+        "ability": "none",
+        "reward_model": {"style": "rule", "ground_truth": "none"},
+        "extra_info": {"index": 0, "split": "made"},
+        "responses": [response if isinstance(response, str) else repr(response) for response in responses],
+        **columns,
+    }
+
+
+def recorded(row, **columns):
+    """A row of the demo: its one recorded answer is every session's."""
+    return {
+        **{key: value for key, value in row.items() if key != "response"},
+        "responses": [row["response"]],
+        **columns,
+    }
+
+
+# --- what trainers share -----------------------------------------------------------------------------------------
+
+
+class Workers:
+    """Worker processes with the plugin or, where `VERL_EXT_DISABLE=1`, without: agent loop workers and a reward worker.
+
+    A process that imports verl takes seconds to start. So verl's managers get these instead of starting their own, and
+    verl's own constructors are run in them again for each trainer.
+    """
+
+    def __init__(self, config, *, plugin, agent_loop_workers=2):
+        env = {"PYTHONPATH": str(USERS_FILE.parent.parent)} | ({} if plugin else {"VERL_EXT_DISABLE": "1"})
+        options = {"runtime_env": {"env_vars": env}}
+        self.plugin = plugin
+        self.rewards = [ray.remote(RewardLoopWorker).options(**options).remote(config, None)]
+        self.loops = [
+            agent_loop_tq.AgentLoopWorkerTQ.options(**options).remote(config, None, None, None)
+            for _ in range(agent_loop_workers)
+        ]
+
+    @staticmethod
+    def renewed(workers, *args):
+        """The same processes, in which the worker's constructor has run again with these arguments."""
+
+        def again(worker, *args):
+            import asyncio
+
+            async def construct():
+                worker.__init__(*args)
+
+            # Ray runs this function beside the actor's event loop, in which a reward worker must be made: it keeps it.
+            loop = getattr(worker, "loop", None)
+            if loop is None:
+                worker.__init__(*args)
+            else:
+                asyncio.run_coroutine_threadsafe(construct(), loop).result()
+
+        ray.get([worker.__ray_call__.remote(again, *args) for worker in workers])
+        return workers
+
+    def renew_like(self, manager):
+        """Make the agent loop workers those of `manager`."""
+        self.renewed(
+            self.loops, manager.config, manager.llm_client, manager.teacher_client, manager.reward_loop_worker_handles
+        )
+
+    def close(self):
+        for worker in [*self.loops, *self.rewards]:
+            ray.kill(worker)
+
+    @contextmanager
+    def on(self):
+        """This process with or without the plugin, as the workers are."""
+        if not self.plugin:
+            plugin.deactivate()
+        try:
+            yield
+        finally:
+            plugin.activate()
+
+    def reward_loop_manager(self):
+        """verl's `RewardLoopManager`, but for who starts the workers."""
+        workers = self
+
+        class OnShared(RewardLoopManager):
+            def _init_reward_loop_workers(self):
+                self.reward_loop_workers = workers.renewed(workers.rewards, self.config, self.reward_router_address)
+
+        return OnShared
+
+    def agent_loop_manager(self):
+        """verl's `AgentLoopManagerTQ`, but for who starts the workers."""
+        workers = self
+
+        class OnShared(AgentLoopManagerTQ):
+            async def _init_agent_loop_workers(self):
+                workers.renew_like(self)
+                self.agent_loop_workers = workers.loops
+
+        return OnShared
+
+
+def open_queue(config):
+    """Start TransferQueue with its in-memory storage, as verl's `TaskRunnerV1` does."""
+    tq.init(config.transfer_queue)
+
+
+def empty_queue():
+    """Drop what a run that was given up has left in the queue."""
+    for partition, keys in (tq.kv_list() or {}).items():
+        if keys:
+            tq.kv_clear(keys=list(keys), partition_id=partition)
+
+
+# --- one trainer -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """A trainer, what it was given, and where its dumps go."""
+
+    trainer: object
+    workers: Workers
+    workdir: Path
+    metrics: list[dict] = field(default_factory=list)
+
+    def validate(self):
+        """verl's `_validate`: its metrics. The dump is in `validation_dump()`."""
+        with self.workers.on():
+            metrics = self.trainer._validate()
+            self._wait_for_dumps()
+        return metrics
+
+    def step(self):
+        """One turn of verl's training loop: `step`, metrics and rollout dump; the metrics."""
+        trainer, metrics = self.trainer, {}
+        with self.workers.on():
+            trainer.global_steps += 1
+            trainer.timing_raw, trainer.curr_step_profile = {}, False
+            with trainer_base.marked_timer("step", trainer.timing_raw):
+                batch = trainer.step(metrics, trainer.timing_raw)
+                trainer.on_step_end()
+            trainer._compute_metrics(batch, metrics, trainer.timing_raw, global_steps=trainer.global_steps, epoch=0)
+            trainer._log_rollout_data(batch, trainer.timing_raw, trainer.config.trainer.rollout_data_dir)
+            self._wait_for_dumps()
+            tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        return metrics
+
+    def rollout(self, *fields, score=False):
+        """One rollout, without training on it: these fields of the queue, sample by sample.
+
+        `score` lets a colocated reward model score it.
+        """
+        trainer = self.trainer
+        with self.workers.on():
+            trainer.prepare_step()
+            batch, _ = trainer.replay_buffer.sample(
+                global_steps=trainer.global_steps,
+                partition_id="train",
+                batch_size=trainer.config.data.train_batch_size,
+            )
+            if score:
+                batch = trainer._compute_reward_colocate(batch, metrics={})
+            data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
+            tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        return list(zip(*(data.pop(name).tolist() for name in fields), strict=True))
+
+    def fit(self):
+        """verl's `fit`; what it logged, step by step."""
+        log = self.workdir / "log.jsonl"
+        with self.workers.on(), mock.patch.dict("os.environ", VERL_FILE_LOGGER_PATH=str(log)):
+            try:
+                self.trainer.fit(self.trainer.agent_loop_manager)
+            finally:
+                tracking = getattr(self.trainer, "logger", None)
+                if tracking is not None:
+                    tracking.finish()
+        return [json.loads(line)["data"] for line in log.read_text().splitlines()]
+
+    def validation_dump(self, step=0):
+        return self._lines("validation", step)
+
+    def rollout_dump(self, step=1):
+        return self._lines("rollout", step)
+
+    @property
+    def advantages(self):
+        """The advantages of every update, one tensor per sample."""
+        return [row for data in self.trainer.actor_rollout_wg.trained_on for row in data["advantages"].unbind()]
+
+    def _lines(self, kind, step):
+        return [json.loads(line) for line in (self.workdir / kind / f"{step}.jsonl").read_text().splitlines()]
+
+    def _wait_for_dumps(self):
+        futures, self.trainer._dump_futures = self.trainer._dump_futures, []
+        for future in futures:
+            future.result()
+
+
+def v1_trainer(rows_train, rows_val, overrides, workdir, *, workers, model_dir):
+    """verl's real v1 trainer, set up by its own `init`, and its agent loop manager, as `TaskRunnerV1` makes them.
+
+    Args:
+        rows_train, rows_val: rows of `planned` or `recorded`.
+        overrides: Hydra's, after those that fit the run to this machine.
+        workdir: an empty directory for the data files and dumps.
+        workers: whose processes to use, and whether the plugin runs.
+        model_dir: what `rig.build_model_dir` made.
+
+    Returns:
+        The `Run`; `.trainer` is verl's.
+    """
+    n, val_n = (max(len(row["responses"]) for row in rows) for rows in (rows_train, rows_val))
+    config = v1_config(
+        model_dir,
+        [
+            f"data.train_files='{_parquet(rows_train, workdir / 'train.parquet')}'",
+            f"data.val_files='{_parquet(rows_val, workdir / 'val.parquet')}'",
+            f"data.train_batch_size={len(rows_train)}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={len(rows_train)}",
+            f"actor_rollout_ref.rollout.n={n}",
+            f"actor_rollout_ref.rollout.val_kwargs.n={val_n}",
+            f"actor_rollout_ref.rollout.agent.agent_loop_config_path='{_loops(workdir / 'loops.yaml')}'",
+            f"trainer.validation_data_dir='{workdir / 'validation'}'",
+            f"trainer.rollout_data_dir='{workdir / 'rollout'}'",
+            f"trainer.default_local_dir='{workdir / 'checkpoints'}'",
+            *overrides,
+        ],
+    )
+    answers = [{**row, "response": response} for row in [*rows_train, *rows_val] for response in row["responses"]]
+    server = doubles.Server(answers, config)
+    stand_ins = {
+        "RayWorkerGroup": doubles.WorkerGroups,
+        "ResourcePoolManager": doubles.Pools,
+        "LLMServerManager": doubles.Servers(server),
+        "RewardLoopManager": workers.reward_loop_manager(),
+    }
+    with ExitStack() as stack:
+        stack.enter_context(workers.on())
+        for name, double in stand_ins.items():
+            stack.enter_context(mock.patch.object(trainer_base, name, double))
+        stack.enter_context(mock.patch.object(reward_loop, "RewardModelManager", doubles.RewardModel))
+        stack.enter_context(
+            mock.patch.multiple(
+                trainer_separate_async,
+                LLMServerManager=stand_ins["LLMServerManager"],
+                CheckpointEngineManager=doubles.StandaloneCheckpoints,
+            )
+        )
+        stack.enter_context(mock.patch.object(datasets.config, "HF_DATASETS_CACHE", workdir / "datasets"))
+        empty_queue()
+        trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+        trainer.init()
+        trainer.agent_loop_manager = workers.agent_loop_manager().create(
+            config=config,
+            llm_client=trainer.get_llm_client(),
+            teacher_client=trainer.get_teacher_client(),
+            reward_loop_worker_handles=trainer.get_reward_handles(),
+        )
+    _be_impatient(trainer.replay_buffer)
+    return Run(trainer, workers, workdir)
+
+
+def run(*, train=(), val=(), overrides=(), root, workers, model_dir):
+    """`v1_trainer` in a new directory under `root`; without rows to train or validate on, the others are taken."""
+    workdir = Path(tempfile.mkdtemp(dir=root))
+    return v1_trainer(train or val, val or train, overrides, workdir, workers=workers, model_dir=model_dir)
+
+
+def v1_config(model_dir, overrides=()):
+    """verl's configuration of a GRPO run on this machine."""
+    return rig.compose_config(
+        model_dir,
+        [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.actor.use_dynamic_bsz=true",  # no micro-batch size to be named
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=true",
+            "data.dataloader_num_workers=0",
+            "data.shuffle=false",
+            "data.validation_shuffle=false",
+            f"reward.custom_reward_function.path='{USERS_FILE}'",
+            "reward.custom_reward_function.name=as_answered",
+            "reward.num_workers=1",
+            "transfer_queue.enable=true",
+            "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+            "trainer.n_gpus_per_node=2",
+            "trainer.nnodes=1",
+            "trainer.resume_mode=disable",
+            "trainer.save_freq=-1",
+            "trainer.test_freq=1",
+            "trainer.total_epochs=1",
+            "trainer.logger=[file]",
+            *overrides,
+        ],
+    )
+
+
+def _parquet(rows, path):
+    columns = [{key: value for key, value in row.items() if key != "responses"} for row in rows]
+    for row in columns:
+        row.setdefault("agent_name", "single_turn_agent")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns), path)
+    return path
+
+
+def _loops(path):
+    named = {name: f"{loop.__module__}.{loop.__qualname__}" for name, loop in doubles.LOOPS.items()}
+    path.write_text(json.dumps([{"name": name, "_target_": target} for name, target in named.items()]))  # YAML
+    return path
+
+
+def _be_impatient(replay_buffer):
+    """Poll more often than every two seconds, and not for ever."""
+    replay_buffer.poll_interval = 0.05
+    poll, sampled = replay_buffer._wait_for_next_poll, replay_buffer.sample
+    until = [0.0]
+
+    def sample(*args, **kwargs):
+        until[0] = time.monotonic() + PATIENCE
+        return sampled(*args, **kwargs)
+
+    def wait(*args):
+        if time.monotonic() > until[0]:
+            raise TimeoutError(f"no full batch after {PATIENCE} s; the queue holds {dict(replay_buffer.partitions)}")
+        return poll(*args)
+
+    replay_buffer.sample, replay_buffer._wait_for_next_poll = sample, wait

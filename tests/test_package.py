@@ -1,0 +1,175 @@
+"""The package as it is installed and imported: what comes with it, what it needs, and what works without verl."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import verl_ext
+
+SOURCES = Path(verl_ext.__file__).parents[1]
+
+WITHOUT_VERL = """
+import sys
+
+class NoVerl:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "verl":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoVerl())
+"""
+
+
+def in_new_process(code):
+    """What `code` prints last, as JSON."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# --- what an import does ---------------------------------------------------------------------------------------------
+
+
+def test_importing_verl_ext_imports_neither_torch_nor_verl_nor_any_other_library():
+    imported = in_new_process(
+        """
+        import json, sys
+        import verl_ext
+        print(json.dumps(sorted({"torch", "verl", "tensordict", "ray", "numpy", "wrapt"} & set(sys.modules))))
+        """
+    )
+    assert imported == []
+
+
+def test_every_public_name_resolves_is_listed_and_is_what_its_module_defines():
+    for name in verl_ext.__all__:
+        value = getattr(verl_ext, name)
+        assert value.__name__ == name
+        assert value is getattr(sys.modules[value.__module__], name)
+    assert set(verl_ext.__all__) <= set(dir(verl_ext))
+    assert verl_ext.__all__ == sorted(verl_ext.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it():
+    with pytest.raises(AttributeError, match="'verl_ext' has no attribute 'SparseTensor'"):
+        verl_ext.SparseTensor  # noqa: B018
+
+
+def test_without_verl_the_column_and_the_assembly_of_rows_work():
+    columns, rows = in_new_process(
+        WITHOUT_VERL
+        + textwrap.dedent(
+            """
+            import json
+            from verl_ext import SparseNonTensor, assemble_reward_extra_info
+            rows = SparseNonTensor([{"acc": 1.0}, None, {"pred": "42"}])
+            columns = assemble_reward_extra_info(rows)
+            print(json.dumps([{key: column.tolist() for key, column in columns.items()}, rows[1:].tolist()]))
+            """
+        )
+    )
+    assert columns == {"acc": [1.0, None, None], "pred": [None, None, "42"]}
+    assert rows == [None, {"pred": "42"}]
+
+
+def test_without_verl_what_needs_it_is_a_named_error_that_says_what_to_install():
+    errors = in_new_process(
+        WITHOUT_VERL
+        + textwrap.dedent(
+            """
+            import json
+            import verl_ext
+            errors = []
+            for name in ("SparseDataProto", "attach_reward_extra_info", "SparseDataProto"):
+                try:
+                    getattr(verl_ext, name)
+                except ImportError as error:
+                    errors.append([type(error).__name__, str(error)])
+            print(json.dumps(errors))
+            """
+        )
+    )
+    assert len(errors) == 3
+    for kind, message in errors:
+        assert kind == "VerlNotFoundError"
+        assert "needs verl, and 'verl' is not installed: pip install verl" in message
+
+
+# --- what is installed -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel that is built of these sources; what is installed may be an older build of them."""
+    pytest.importorskip("setuptools", minversion="77", reason="the build backend of pyproject.toml")
+    if not (SOURCES / "pyproject.toml").exists():
+        pytest.skip("not run from a checkout")
+    copy = tmp_path_factory.mktemp("sources")
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+        if (SOURCES / name).exists():
+            shutil.copy(SOURCES / name, copy)
+    shutil.copytree(SOURCES / "verl_ext", copy / "verl_ext", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "import setuptools.build_meta as backend, sys; backend.build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(copy)], cwd=copy, check=True, capture_output=True, timeout=120)
+    with zipfile.ZipFile(next(copy.glob("*.whl"))) as archive:
+        yield archive
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel) -> Message:
+    file = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(wheel.read(file))
+
+
+def requirements(metadata):
+    """`(name, specifier, extra)` of everything that is required; `extra` is "" where it always is."""
+    pattern = re.compile(r"([\w.-]+)\s*([^;]*?)\s*(?:;\s*extra\s*==\s*['\"]([\w-]+)['\"])?")
+    found = [pattern.fullmatch(line) for line in metadata.get_all("Requires-Dist")]
+    assert all(found), "a requirement that this test cannot read"
+    return [(match[1], match[2], match[3] or "") for match in found]
+
+
+def test_the_version_is_one_everywhere(metadata):
+    assert metadata["Version"] == verl_ext.__version__ == version("verl-ext")
+
+
+def test_runtime_requirements_have_a_floor_and_are_neither_verl_nor_anything_that_only_the_demo_needs(metadata):
+    runtime = {name: specifier for name, specifier, extra in requirements(metadata) if not extra}
+    assert set(runtime) == {"numpy", "torch", "tensordict", "wrapt"}
+    for name, specifier in runtime.items():
+        assert re.fullmatch(r">=[\d.]+", specifier), f"{name}{specifier}"
+
+
+def test_no_requirement_has_a_cap_a_pin_or_an_exclusion(metadata):
+    for name, specifier, _ in requirements(metadata):
+        assert re.fullmatch(r"(>=[\d.]+)?", specifier), f"{name}{specifier}"
+    assert re.fullmatch(r">=[\d.]+", metadata["Requires-Python"])
+
+
+def test_verl_is_required_by_extras_alone(metadata):
+    extras = {extra for name, _, extra in requirements(metadata) if name == "verl"}
+    assert extras == {"verl", "demo", "test"}
+
+
+def test_the_wheel_brings_the_type_marker_the_demos_rows_and_every_module(wheel):
+    shipped = {name for name in wheel.namelist() if name.startswith("verl_ext/")}
+    modules = {str(file.relative_to(SOURCES)) for file in (SOURCES / "verl_ext").rglob("*.py")}
+    assert shipped == modules | {"verl_ext/py.typed", "verl_ext/demo/rows.parquet"}
+    assert not any(name.startswith("tests") for name in wheel.namelist())
+
+
+def test_verl_finds_the_plugin_by_an_entry_point_in_lower_case_and_the_shell_the_command(wheel):
+    file = next(name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    text = wheel.read(file).decode()
+    assert "[verl.plugins]\nverl_ext = verl_ext.autoload\n" in text  # verl lower-cases the names in its policy
+    assert "[console_scripts]\nverl-ext = verl_ext.__main__:main\n" in text
