@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from strategies import KEYS, alike, cuts, every_cut, pieces, reward_rows, reward_values, uniform_rows
 from tensordict import TensorDict
@@ -227,6 +227,7 @@ def test_no_numpy_number_is_left_in_an_object_column(rows):
             assert not number or not alike(value.item(), float(value.real)), "a Python number would have held it"
 
 
+@example([{"acc": None}, {}, None, {"acc": 1.0}], "acc")
 @given(reward_rows(), st.sampled_from(KEYS))
 def test_a_raw_column_tells_a_missing_value_from_an_explicit_none(rows, key):
     column = SparseNonTensor(rows)

@@ -92,14 +92,14 @@ def filled_columns(monkeypatch):
     def columns_only():
         others = plugin.SITES.keys() - {"protocol", "reward_loop", "agent_loop"}
         plugin.deactivate()
-        monkeypatch.setenv("VERL_EXT_DISABLE", ",".join(others))
-        plugin.activate()
-        try:
-            yield
-        finally:
-            plugin.deactivate()
-            monkeypatch.delenv("VERL_EXT_DISABLE")
+        with monkeypatch.context() as environment:
+            environment.setenv("VERL_EXT_DISABLE", ",".join(others))
             plugin.activate()
+            try:
+                yield
+            finally:
+                plugin.deactivate()
+        plugin.activate()
 
     return columns_only
 

@@ -20,6 +20,7 @@ from verl.single_controller.ray import ResourcePoolManager
 from verl.single_controller.ray.base import func_generator
 from verl.utils import tensordict_utils as tu
 from verl.utils.reward_score import default_compute_score
+from verl.utils.tokenizer import hf_tokenizer
 
 from verl_ext.demo import rig
 
@@ -39,7 +40,7 @@ class Server(rig.RecordedClient):
     def __init__(self, rows, config):
         super().__init__(rows, config, global_steps=0)
         self._turns = Counter()
-        self._gone = rig._tokenizer(config).encode(GONE, add_special_tokens=False)
+        self._gone = hf_tokenizer(config.actor_rollout_ref.model.path).encode(GONE, add_special_tokens=False)
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
         turn = self._turns[tuple(prompt_ids)]

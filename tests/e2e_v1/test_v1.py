@@ -39,8 +39,11 @@ def processes(model_dir):
     config = v1.v1_config(model_dir)
     with rig.local_ray():
         v1.open_queue(config)
-        both = {plugin: v1.Workers(config, plugin=plugin) for plugin in (False, True)}
-        yield both
+        both = {
+            plugin: v1.Workers(config, plugin=plugin, agent_loop_workers=count)
+            for plugin, count in ((False, 1), (True, 2))
+        }
+        yield {plugin: workers.wait() for plugin, workers in both.items()}
         for workers in both.values():
             workers.close()
         tq.close()
@@ -94,15 +97,6 @@ def headline(metrics, source):
     return sorted(
         name.removeprefix(f"val-core/{source}/") for name in metrics if name.startswith(f"val-core/{source}/")
     )
-
-
-def by_input(dump, *keys):
-    """The lines of a dump by the prompt's last line, each with these keys; a missing key is missing."""
-    lines = {}
-    for line in dump:
-        question = line["input"].strip().splitlines()[-2]
-        lines.setdefault(question, []).append({key: line[key] for key in keys if key in line})
-    return lines
 
 
 # --- validation --------------------------------------------------------------------------------------------------
@@ -510,5 +504,5 @@ def test_workers_without_the_plugin_are_a_named_error_in_the_trainers_process(pr
     untaught = processes[False]
     untaught.renew_like(run.trainer.agent_loop_manager)
     run.trainer.agent_loop_manager.agent_loop_workers = untaught.loops
-    with pytest.raises(PluginMissingError, match="2 of 2 workers"):
+    with pytest.raises(PluginMissingError, match="1 of 1 workers"):
         run.validate()

@@ -60,15 +60,35 @@ class Workers:
     verl's own constructors are run in them again for each trainer.
     """
 
-    def __init__(self, config, *, plugin, agent_loop_workers=2):
+    def __init__(self, config, *, plugin, agent_loop_workers):
         env = {"PYTHONPATH": str(USERS_FILE.parent.parent)} | ({} if plugin else {"VERL_EXT_DISABLE": "1"})
         options = {"runtime_env": {"env_vars": env}}
         self.plugin = plugin
-        self.rewards = [ray.remote(RewardLoopWorker).options(**options).remote(config, None)]
-        self.loops = [
-            agent_loop_tq.AgentLoopWorkerTQ.options(**options).remote(config, None, None, None)
-            for _ in range(agent_loop_workers)
-        ]
+        with self.on():
+            loop_worker = _made_anew(agent_loop_tq.AgentLoopWorkerTQ)
+            self.rewards = [ray.remote(RewardLoopWorker).options(**options).remote(config, None)]
+            self.loops = [
+                loop_worker.options(**options).remote(config, None, None, None) for _ in range(agent_loop_workers)
+            ]
+
+    def wait(self):
+        """Wait for the processes, and make sure that the plugin is where it should be and nowhere else."""
+
+        def taught(worker):
+            names = []
+            for name in dir(type(worker)):
+                function = getattr(type(worker), name)
+                while function is not None:
+                    if getattr(function, "__globals__", {}).get("__name__", "").startswith("verl_ext."):
+                        names.append(name)
+                    function = getattr(function, "__wrapped__", None)
+            return names
+
+        for worker in [*self.loops, *self.rewards]:
+            found = ray.get(worker.__ray_call__.remote(taught))
+            if bool(found) != self.plugin:
+                raise RuntimeError(f"a worker {'with' if self.plugin else 'without'} the plugin has taught {found}")
+        return self
 
     @staticmethod
     def renewed(workers, *args):
@@ -130,6 +150,16 @@ class Workers:
                 self.agent_loop_workers = workers.loops
 
         return OnShared
+
+
+def _made_anew(actor_class):
+    """The actor class as Ray makes it now.
+
+    verl has Ray make it when the module is imported, and then Ray puts a closure around every method. What stood there
+    at that time stays in there, whatever is taught or undone later; and Ray can no longer send it to a worker by name.
+    """
+    original = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
+    return ray.remote(type(original.__name__, (original,), {}))
 
 
 def open_queue(config):

@@ -161,7 +161,7 @@ def test_the_callers_batch_is_left_as_it_was(manage, rows):
 
 def test_a_reward_key_that_names_a_tensor_of_the_batch_is_refused_by_name(manage, rows):
     manager, config = manage(custom("names_a_tensor"))
-    with pytest.raises(FieldCollisionError, match="'responses' .*row 0.* a tensor of the batch that was scored"):
+    with pytest.raises(FieldCollisionError, match=r"'responses' .*row 0.* a tensor of the batch that was scored"):
         manager.compute_rm_score(rig.scored_batch(rows[:2], config))
 
 

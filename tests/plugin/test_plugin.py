@@ -22,7 +22,7 @@ import pytest
 
 from verl_ext import plugin
 from verl_ext.plugin import SITES, State
-from verl_ext.plugin._site import PatchSite, taught_by
+from verl_ext.plugin._site import REST, PatchSite, taught_by
 
 WITH_ENTRY_POINTS = tuple(map(int, version("verl").split(".")[:2])) >= (0, 9)
 TARGETS = [
@@ -378,7 +378,8 @@ def vanished(patch, found):
 def renamed_parameter(patch, found):
     function = getattr(found, "__func__", found)
     parameters = inspect.signature(function).parameters.values()
-    renamed = [p.replace(name="renamed") if p.name == patch.parameters[-1] else p for p in parameters]
+    last_known = [name for name in patch.parameters if name != REST][-1]
+    renamed = [p.replace(name="renamed") if p.name == last_known else p for p in parameters]
     return _like(found, lambda *args, **kwargs: None, inspect.Signature(renamed))
 
 
@@ -576,11 +577,14 @@ def test_a_function_that_others_hold_by_value_is_taught_and_undone_there_too(mon
     assert stranger.advantages is module.REGISTRY["other"] is len
 
 
-def test_a_parameter_that_verl_adds_at_the_end_is_no_reason_to_stay_off():
-    module, site = made_up_module(), made_up_site()
-    module.advantages = lambda scores, mask=None, gamma=1.0: scores
-    site.apply(module)
-    assert site.state is State.ACTIVE
+def test_a_parameter_that_verl_adds_at_the_end_is_known_only_to_a_patch_that_hands_the_rest_on():
+    for parameters, state in ((("scores", "mask"), State.UNKNOWN), (("scores", "mask", REST), State.ACTIVE)):
+        module = made_up_module()
+        module.advantages = lambda scores, mask=None, gamma=1.0: scores
+        site = PatchSite("made_up", module.__name__, "nothing", State.WAITING)
+        site.wraps("advantages", *parameters)(lambda stock: lambda *args, **kwargs: stock(*args, **kwargs))
+        site.apply(module)
+        assert site.state is state
 
 
 def a_number(module):
@@ -654,7 +658,7 @@ def test_what_the_site_was_not_written_for_leaves_every_function_as_it_is_and_is
 def test_an_error_while_a_function_is_taught_names_it_shows_its_traceback_and_undoes_the_others(caplog):
     module, site = made_up_module(), made_up_site()
 
-    @site.wraps("Batch.__init__")
+    @site.wraps("Batch.__init__", "self")
     def _init(stock):
         return stock.__wrapped__
 

@@ -22,8 +22,16 @@ from verl_ext.errors import VerlExtError, shown
 
 Outcome = dict[str, Any]
 
-LEGS = {"stock verl": {"VERL_EXT_DISABLE": "1"}, "verl-ext": {"VERL_EXT_DISABLE": "0"}}
-"""Each leg runs in a process of its own; what differs is one variable."""
+LEGS = {
+    "stock verl": {"VERL_EXT_DISABLE": "1"},
+    # By both ways of loading, whatever the shell says: verl < 0.9 knows only the second.
+    "verl-ext": {
+        "VERL_EXT_DISABLE": "0",
+        "VERL_USE_EXTERNAL_PLUGINS": "auto",
+        "VERL_USE_EXTERNAL_MODULES": "verl_ext.autoload",
+    },
+}
+"""Each leg runs in a process of its own; what differs is the environment."""
 
 _NAMES_SHOWN = 6
 """How many keys or data sources get a column of their own: more would not fit beside each other."""

@@ -8,10 +8,33 @@ from typing import Any
 import numpy as np
 
 from verl_ext.errors import shown
-from verl_ext.plugin._site import warn_once
+from verl_ext.plugin._site import Function, warn_once
 from verl_ext.schema import object_column
 
+GENERATIONS = ("inputs", "outputs", "gts", "scores", "reward_extra_infos_dict", "dump_path", "global_steps")
+"""The parameters of the `_write_generations` of verl's trainers."""
+
 _DEEPEST = 64
+
+
+def writing_dumpable(stock: Function) -> Function:
+    """verl's `_write_generations`, such that it gets what JSON can hold, and keeps its own fields."""
+
+    def write_generations(
+        inputs: Any,
+        outputs: Any,
+        gts: Any,
+        scores: Any,
+        reward_extra_infos_dict: Any,
+        dump_path: Any,
+        global_steps: Any,
+    ) -> Any:
+        steps = [global_steps] * len(inputs)
+        own = {"input": inputs, "output": outputs, "gts": gts, "score": scores, "step": steps}
+        infos = dumpable(reward_extra_infos_dict, own)
+        return stock(inputs, outputs, gts, scores, infos, dump_path, global_steps)
+
+    return write_generations
 
 
 def dumpable(infos: Mapping[str, Sequence[Any]], own: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -29,6 +29,9 @@ def warn_once(what: object, message: str) -> None:
 
 
 Function = Callable[..., Any]
+REST = "..."
+"""Stands for the parameters that a patch hands on without looking at them."""
+
 MARK = "__verl_ext_site__"
 """Attribute of every function that we put in the place of one of verl's: the name of its site."""
 
@@ -52,7 +55,8 @@ class Patch:
 
     Attributes:
         target: dotted name within the module, `Class.method` or `function`.
-        parameters: the names of the parameters that verl's function begins with, in order.
+        parameters: the names of the parameters that verl's function has, in order; with `REST` at the end, those that
+            it begins with, the others being handed on as they come.
         teach: from verl's function to ours; a coroutine function stays one.
         needed: whether verl's module has the fault that this patch is for; `None` where it always has.
     """
@@ -82,8 +86,10 @@ class Patch:
             raise UnknownVerlError(f"{self.target} does not tell its parameters") from None
         # `ray.remote(cls)` writes its own parameters into the signatures of the class's functions.
         found = tuple(name for name in signature.parameters if not name.startswith("_ray_"))
-        if found[: len(self.parameters)] != self.parameters:
-            raise UnknownVerlError(f"{self.target} takes ({', '.join(found)}), not ({', '.join(self.parameters)})")
+        expected = self.parameters
+        known = (*found[: len(expected) - 1], REST) if expected[-1:] == (REST,) else found
+        if known != expected:
+            raise UnknownVerlError(f"{self.target} takes ({', '.join(found)}), not ({', '.join(expected)})")
         return owner, name, standing, function
 
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from verl_ext.plugin._site import Function, PatchSite
+from verl_ext.plugin._site import REST, Function, PatchSite
 from verl_ext.settings import Settings, training_values
 
 site = PatchSite(
@@ -17,14 +18,16 @@ site = PatchSite(
 )
 
 
-@site.wraps("compute_gdpo_outcome_advantage", "token_level_rewards", "response_mask", "index")
+@site.wraps("compute_gdpo_outcome_advantage", "token_level_rewards", "response_mask", "index", REST)
 def _compute_gdpo_outcome_advantage(stock: Function) -> Function:
-    def compute_gdpo_outcome_advantage(
-        *args: Any, config: Any = None, non_tensor_batch: Any = None, **kwargs: Any
-    ) -> Any:
-        if config is not None and non_tensor_batch is not None:
-            non_tensor_batch = {**non_tensor_batch, **components(config, non_tensor_batch)}
-        return stock(*args, config=config, non_tensor_batch=non_tensor_batch, **kwargs)
+    signature = inspect.signature(stock)
+
+    def compute_gdpo_outcome_advantage(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        config, columns = call.arguments.get("config"), call.arguments.get("non_tensor_batch")
+        if config is not None and columns is not None:
+            call.arguments["non_tensor_batch"] = {**columns, **components(config, columns)}
+        return stock(*call.args, **call.kwargs)
 
     return compute_gdpo_outcome_advantage
 

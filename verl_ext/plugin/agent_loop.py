@@ -16,7 +16,7 @@ import numpy as np
 
 import verl_ext
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
-from verl_ext.plugin._site import Function, PatchSite
+from verl_ext.plugin._site import REST, Function, PatchSite
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
 from verl_ext.plugin.reward_loop import refuse_missing_scores
 
@@ -56,7 +56,7 @@ def _worker_generate_sequences(stock: Function) -> Function:
     return generate_sequences
 
 
-@site.wraps("AgentLoopWorker._postprocess", "self", "inputs", "input_non_tensor_batch")
+@site.wraps("AgentLoopWorker._postprocess", "self", "inputs", "input_non_tensor_batch", REST)
 def _postprocess(stock: Function) -> Function:
     def _postprocess(self: Any, inputs: Any, input_non_tensor_batch: Any = None, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.protocol import attach_reward_extra_info

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from verl_ext.errors import shown
-from verl_ext.plugin._site import Function, PatchSite, warn_once
+from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
 
 site = PatchSite(
     name="metrics",
@@ -26,7 +26,7 @@ Metrics: TypeAlias = dict[str, float]
 BOOTSTRAPS = 1000
 
 
-@site.wraps("process_validation_metrics", "data_sources", "sample_uids", "infos_dict")
+@site.wraps("process_validation_metrics", "data_sources", "sample_uids", "infos_dict", "seed", REST)
 def _process_validation_metrics(stock: Function) -> Function:
     passable = {NUMBERS, TEXT, *([SPARSE_TEXT] if _leaves_none_out(stock) else [])}
 
@@ -35,10 +35,10 @@ def _process_validation_metrics(stock: Function) -> Function:
         sample_uids: Sequence[Any],
         infos_dict: Mapping[str, Sequence[Any]],
         seed: int = 42,
-        expected_acc_counts: Mapping[tuple[str, str], int] | None = None,
+        **rest: Any,
     ) -> dict[Any, dict[str, Metrics]]:
-        # expected_acc_counts: verl >= 0.9.1; how many sessions of a prompt were started, failed ones included
-        extra = {} if expected_acc_counts is None else {"expected_acc_counts": expected_acc_counts}
+        # verl >= 0.9.1: how many sessions of a prompt were started, failed ones included
+        expected_acc_counts: Mapping[tuple[str, str], int] = rest.get("expected_acc_counts") or {}
         rows_by_source: dict[Any, list[int]] = {}
         for row, source in enumerate(data_sources):
             rows_by_source.setdefault(source, []).append(row)
@@ -54,7 +54,7 @@ def _process_validation_metrics(stock: Function) -> Function:
                     f"{shown(str(source))}, nor text in every one; it is left out",
                 )
         if all(kind in passable for by_key in kinds.values() for kind in by_key.values()):
-            result: dict[Any, dict[str, Metrics]] = stock(data_sources, sample_uids, infos_dict, seed, **extra)
+            result: dict[Any, dict[str, Metrics]] = stock(data_sources, sample_uids, infos_dict, seed, **rest)
             return result
 
         merged: dict[Any, dict[str, Metrics]] = {}
@@ -62,8 +62,8 @@ def _process_validation_metrics(stock: Function) -> Function:
             uids = [sample_uids[row] for row in rows]
             infos = {key: [values[row] for row in rows] for key, values in infos_dict.items()}
             dense = {key: values for key, values in infos.items() if kinds[source][key] in passable}
-            counts = {key: count for key, count in (expected_acc_counts or {}).items() if key[0] == str(source)}
-            own = {"expected_acc_counts": counts} if counts and "acc" in dense else {}
+            counts = {key: count for key, count in expected_acc_counts.items() if key[0] == str(source)}
+            own = rest | {"expected_acc_counts": counts if "acc" in dense else {}} if counts else rest
             averaged = dict(stock([source] * len(rows), uids, dense, seed, **own).get(source, {}))
             for key in (key for key in infos if kinds[source][key] == SPARSE):
                 failed = _failed_sessions(counts, uids) if key == "acc" else {}

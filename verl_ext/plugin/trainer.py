@@ -5,15 +5,16 @@ Settings are checked at start, validation batches of different schemas are kept 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from verl_ext.plugin._dump import dumpable
-from verl_ext.plugin._site import Function, PatchSite, warn_once
+from verl_ext.plugin._dump import GENERATIONS, writing_dumpable
+from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
 from verl_ext.settings import Settings
 
 site = PatchSite(
@@ -29,7 +30,7 @@ RENAMED = f"reward_extra/{OWN_METRIC}"
 """Where a reward function's own key of that name is kept."""
 
 
-@site.wraps("RayPPOTrainer.__init__", "self", "config")
+@site.wraps("RayPPOTrainer.__init__", "self", "config", REST)
 def _init(stock: Function) -> Function:
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         check_settings(config)
@@ -97,7 +98,7 @@ def _behind(rows: int, column: Any) -> Any:
 _ledger: ContextVar[_Ledger | None] = ContextVar("verl_ext_validation", default=None)
 
 
-@site.wraps("RayPPOTrainer._validate", "self")
+@site.wraps("RayPPOTrainer._validate", "self", REST)
 def _validate(stock: Function) -> Function:
     def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
         token = _ledger.set(_Ledger())
@@ -138,12 +139,16 @@ _COMPONENTS = "_verl_ext_components"
 """Attribute of a trained batch: the GDPO components that some of its samples lack."""
 
 
-@site.wraps("compute_advantage", "data", "adv_estimator")
+@site.wraps("compute_advantage", "data", "adv_estimator", REST)
 def _compute_advantage(stock: Function) -> Function:
-    def compute_advantage(data: Any, adv_estimator: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-        data = stock(data, adv_estimator, *args, config=config, **kwargs)
-        if adv_estimator == "gdpo":
-            columns = {key: data.non_tensor_batch.get(key) for key in config.get("gdpo_reward_keys", None) or ()}
+    signature = inspect.signature(stock)
+
+    def compute_advantage(*args: Any, **kwargs: Any) -> Any:
+        data = stock(*args, **kwargs)
+        call = signature.bind(*args, **kwargs).arguments
+        if call["adv_estimator"] == "gdpo":
+            keys = call["config"].get("gdpo_reward_keys", None) or ()
+            columns = {key: data.non_tensor_batch.get(key) for key in keys}
             sparse = [key for key, column in columns.items() if column is not None and None in column.tolist()]
             setattr(data, _COMPONENTS, sparse)
         return data
@@ -168,7 +173,7 @@ def _compute_timing_metrics(stock: Function) -> Function:
 # --- dumps -------------------------------------------------------------------------------------------------------
 
 
-@site.wraps("RayPPOTrainer._log_rollout_data", "self", "batch", "reward_extra_infos_dict")
+@site.wraps("RayPPOTrainer._log_rollout_data", "self", "batch", "reward_extra_infos_dict", REST)
 def _log_rollout_data(stock: Function) -> Function:
     def _log_rollout_data(self: Any, batch: Any, reward_extra_infos_dict: Any, *args: Any, **kwargs: Any) -> Any:
         # The trainer took these lists before it may have reordered, filtered or cut the batch, which has them still.
@@ -179,13 +184,6 @@ def _log_rollout_data(stock: Function) -> Function:
     return _log_rollout_data
 
 
-@site.wraps("RayPPOTrainer._write_generations", "inputs", "outputs", "gts", "scores", "reward_extra_infos_dict")
+@site.wraps("RayPPOTrainer._write_generations", *GENERATIONS)
 def _write_generations(stock: Function) -> Function:
-    def _write_generations(
-        inputs: Any, outputs: Any, gts: Any, scores: Any, reward_extra_infos_dict: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        own: dict[str, Sequence[Any]] = {"input": inputs, "output": outputs, "gts": gts, "score": scores}
-        infos = dumpable(reward_extra_infos_dict, own)
-        return stock(inputs, outputs, gts, scores, infos, *args, **kwargs)
-
-    return _write_generations
+    return writing_dumpable(stock)
