@@ -114,10 +114,13 @@ def test_the_validation_dump_keeps_a_rows_own_score_beside_rows_whose_scorer_ret
 def test_uniform_rows_are_validated_and_dumped_as_on_stock_verl(rows, stock, ours):
     def outcome(run):
         metrics = run.validate()
-        return metrics, [{key: value for key, value in line.items() if key != "uid"} for line in run.validation_dump()]
+        lines = [{key: value for key, value in line.items() if key != "uid"} for line in run.validation_dump()]
+        return metrics, sorted(lines, key=str)
 
-    uniform = [{**rows[1], "responses": [*rows[1]["responses"], "No idea."]}]
-    assert outcome(ours(val=uniform)) == outcome(stock(val=uniform))
+    # Both sessions of a prompt earn the same: verl's bootstrap draws by the order in which they arrive.
+    right = {**rows[1], "responses": rows[1]["responses"] * 2}
+    wrong = {**right, "prompt": [{"role": "user", "content": "Another one."}], "responses": ["No idea."] * 2}
+    assert outcome(ours(val=[right, wrong])) == outcome(stock(val=[right, wrong]))
 
 
 def test_a_reward_key_named_reward_is_kept_apart_and_not_counted_as_the_reward(stock, ours, warned):
@@ -436,10 +439,12 @@ def test_gdpo_stops_before_a_component_that_some_samples_lack_or_takes_the_fill_
 # --- whole runs --------------------------------------------------------------------------------------------------
 
 
+# Without batches in advance, which a step may train on instead of its own.
 MODES = {
     "sync": [],
-    "colocate_async": [],
+    "colocate_async": ["trainer.v1.colocate_async.num_warmup_batches=0"],
     "separate_async": [
+        "trainer.v1.separate_async.num_warmup_batches=0",
         "trainer.v1.separate_async.parameter_sync_step=1",
         "actor_rollout_ref.rollout.nnodes=1",
         "actor_rollout_ref.rollout.n_gpus_per_node=1",
@@ -500,9 +505,6 @@ def test_a_score_of_none_is_a_named_error_in_the_trainers_process(stock, ours):
 
 
 def test_workers_without_the_plugin_are_a_named_error_in_the_trainers_process(processes, ours, rows):
-    run = ours(val=rows)
-    untaught = processes[False]
-    untaught.renew_like(run.trainer.agent_loop_manager)
-    run.trainer.agent_loop_manager.agent_loop_workers = untaught.loops
+    untaught = processes[True].with_loops_of(processes[False])
     with pytest.raises(PluginMissingError, match="1 of 1 workers"):
-        run.validate()
+        ours(val=rows, workers=untaught).validate()

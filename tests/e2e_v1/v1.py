@@ -1,10 +1,11 @@
 """The rig: verl's real v1 trainer on a CPU, on worker processes and a TransferQueue that trainers share."""
 
+import copy
 import json
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -120,6 +121,12 @@ class Workers:
         for worker in [*self.loops, *self.rewards]:
             ray.kill(worker)
 
+    def with_loops_of(self, other):
+        """These workers, but for the agent loop workers, which are those of `other`."""
+        mixed = copy.copy(self)
+        mixed.loops = other.loops
+        return mixed
+
     @contextmanager
     def on(self):
         """This process with or without the plugin, as the workers are."""
@@ -184,7 +191,6 @@ class Run:
     trainer: object
     workers: Workers
     workdir: Path
-    metrics: list[dict] = field(default_factory=list)
 
     def validate(self):
         """verl's `_validate`: its metrics. The dump is in `validation_dump()`."""

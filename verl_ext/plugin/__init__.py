@@ -30,6 +30,8 @@ SITES = {
     "metrics": "verl.trainer.ppo.metric_utils",
     "advantage": "verl.trainer.ppo.core_algos",
     "trainer": "verl.trainer.ppo.ray_trainer",
+    "trainer_v1": "verl.trainer.ppo.v1.trainer_base",
+    "replay_buffer": "verl.trainer.ppo.v1.replay_buffer",
 }
 """Every patch site: the file of this package, and the verl module that it teaches."""
 

@@ -16,6 +16,7 @@ import numpy as np
 
 import verl_ext
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
+from verl_ext.errors import MissingRewardError
 from verl_ext.plugin._site import REST, Function, PatchSite
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
 from verl_ext.plugin.reward_loop import refuse_missing_scores
@@ -34,8 +35,17 @@ REPLY = "verl_ext/reply"
 """Column by which a worker says, row by row, that it acted on the mark: its version of verl-ext, and the names of the
 prompts' columns that the output only carries along (all of them, where nothing scores in the loop)."""
 
+UNSCORED = "verl_ext/unscored"
+"""Extra field of a sample whose score is `None`: why. The v1 trainer reads it, since a worker's error is lost there."""
+
 _asked: ContextVar[bool] = ContextVar("verl_ext_asked", default=False)
 _ABSENT = object()
+
+
+def _scores_several_outputs(module: Any) -> bool:
+    """verl >= 0.9: one session of an agent loop may have several outputs, as the v1 trainer uses it."""
+    function = getattr(module.AgentLoopWorker, "_compute_score", None)
+    return function is not None and "outputs" in inspect.signature(function).parameters
 
 
 @site.wraps("AgentLoopWorker.generate_sequences", "self", "batch")
@@ -75,6 +85,23 @@ def _postprocess(stock: Function) -> Function:
         return attach_reward_extra_info(output, [None if row is _ABSENT else row for row in rows])
 
     return _postprocess
+
+
+@site.wraps("AgentLoopWorker._compute_score", "self", "outputs", "kwargs", needed=_scores_several_outputs)
+def _compute_score(stock: Function) -> Function:
+    async def _compute_score(self: Any, outputs: Any, kwargs: Any) -> Any:
+        await stock(self, outputs, kwargs)
+        final = outputs[-1]
+        if final.reward_score is None and self.reward_loop_worker_handles is not None:
+            columns = {name: [value] for name, value in kwargs.items()}
+            try:
+                refuse_missing_scores([None], columns, self.config)
+            except MissingRewardError as error:
+                final.extra_fields[UNSCORED] = str(error)
+        elif len(outputs) > 1:  # an agent loop that sets its own score may report nothing beside it: verl indexes it
+            final.extra_fields.setdefault(RAW_COLUMN, {})
+
+    return _compute_score
 
 
 @site.wraps("AgentLoopManager.generate_sequences", "self", "prompts")

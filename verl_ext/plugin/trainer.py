@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_ext.errors import shown
 from verl_ext.plugin._dump import GENERATIONS, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
 from verl_ext.settings import Settings
@@ -42,11 +43,13 @@ def _init(stock: Function) -> Function:
 def check_settings(config: Any) -> None:
     """Refuse wrong settings by name at start, and warn of those that nothing will read."""
     settings = Settings.of(config)
-    components = config.algorithm.get("gdpo_reward_keys", None) or ()
-    for key in settings.fill.keys() - set(components):
+    group_filter = config.algorithm.get("filter_groups", None) or {}
+    read = {*(config.algorithm.get("gdpo_reward_keys", None) or ()), group_filter.get("metric", None)}
+    for key in settings.fill.keys() - read:
         warn_once(
             ("fill", key),
-            f"verl_ext.fill is set for {key!r}, which is not among algorithm.gdpo_reward_keys: nothing reads it",
+            f"verl_ext.fill is set for {shown(key)}, which is neither among algorithm.gdpo_reward_keys nor the metric "
+            "of algorithm.filter_groups: nothing reads it",
         )
 
 

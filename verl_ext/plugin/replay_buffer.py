@@ -1,0 +1,46 @@
+"""Teaches the v1 trainer's replay buffer about a group filter (DAPO) whose metric some samples lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from verl_ext.plugin._site import Function, PatchSite
+from verl_ext.plugin.trainer_v1 import column_of, put_column, reading, reward_rows
+from verl_ext.schema import object_column
+from verl_ext.settings import Settings, training_values
+
+site = PatchSite(
+    name="replay_buffer",
+    module="verl.trainer.ppo.v1.replay_buffer",
+    purpose="a group filter whose metric some samples lack ends the run without saying which data sources lack it",
+)
+
+
+@site.wraps("ReplayBuffer._dapo_filtered_keys", "self", "partition_id")
+def _dapo_filtered_keys(stock: Function) -> Function:
+    def _dapo_filtered_keys(self: Any, partition_id: str) -> Any:
+        metric, settings = self.filter_groups_metric, Settings.of(self.trainer_config)
+
+        def fill(data: Any, keys: Sequence[str], partition_id: str) -> None:
+            import transfer_queue as tq
+
+            extra_fields = column_of(data, "extra_fields")
+            rows = reward_rows(extra_fields)
+            column = object_column([row.get(metric) for row in rows])
+            if None not in column.tolist():
+                return
+            sources = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["data_source"])
+            filled = training_values(metric, column, len(rows), settings, column_of(sources, "data_source"))
+            put_column(
+                data,
+                "extra_fields",
+                [
+                    {**(fields or {}), "reward_extra_info": {**row, metric: float(value)}}
+                    for fields, row, value in zip(extra_fields, rows, filled, strict=True)
+                ],
+            )
+
+        return reading(fill)(stock)(self, partition_id)
+
+    return _dapo_filtered_keys

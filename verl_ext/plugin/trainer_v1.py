@@ -1,0 +1,314 @@
+"""Teaches verl's default trainer (v1): its samples travel through TransferQueue, rewards in their `extra_fields`.
+
+Aligned columns matter in fewer places here. What is taught: what a colocated reward model reports goes where readers
+look for it, GDPO gets its components, dumps carry the reward columns, and what a worker cannot say is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from verl_ext.column import RAW_COLUMN
+from verl_ext.errors import FieldCollisionError, MissingRewardError, shown
+from verl_ext.plugin._dump import GENERATIONS, writing_dumpable
+from verl_ext.plugin._site import REST, Function, PatchSite
+from verl_ext.plugin._workers import refuse_untaught
+from verl_ext.plugin.agent_loop import UNSCORED
+from verl_ext.plugin.trainer import check_settings, kept_apart
+from verl_ext.schema import assemble_reward_extra_info
+
+site = PatchSite(
+    name="trainer_v1",
+    module="verl.trainer.ppo.v1.trainer_base",
+    purpose="validation shifts its lists for a reward key named reward, dumps lose scores, and GDPO gets no components",
+)
+
+Fields = dict[str, Any]
+Reader = Callable[[Any, Sequence[str], str], None]
+
+_reader: ContextVar[Reader | None] = ContextVar("verl_ext_reader", default=None)
+"""What the code that runs now does to the data that it gets from the queue: a function of data, keys and partition."""
+
+_dumped: ContextVar[Any] = ContextVar("verl_ext_dumped", default=None)
+"""The batch whose rollout dump is being written."""
+
+_trained: ContextVar[Any] = ContextVar("verl_ext_trained", default=None)
+"""The batch whose advantages are being computed."""
+
+
+# --- the queue ---------------------------------------------------------------------------------------------------
+
+
+@site.wraps("tq.kv_batch_get", "keys", "partition_id", "select_fields")
+def _kv_batch_get(stock: Function) -> Function:
+    def kv_batch_get(keys: Any, partition_id: str, select_fields: Any = None) -> Any:
+        data = stock(keys, partition_id, select_fields)
+        if "rm_scores" in (select_fields or ()) and "rm_scores" not in data.keys():
+            _refuse_unscored(stock(keys, partition_id, ["data_source", "extra_fields"]))
+        reader = _reader.get()
+        if reader is not None and "extra_fields" in data.keys():
+            reader(data, keys, partition_id)
+        return data
+
+    return kv_batch_get
+
+
+def column_of(data: Any, field: str) -> list[Any]:
+    """A field of what the queue returned that holds no tensors, as a list with one value per sample."""
+    values: list[Any] = data[field].tolist() if field in data.keys() else [None] * len(data)
+    return values
+
+
+def put_column(data: Any, field: str, values: Sequence[Any]) -> None:
+    """Put a list, one value per sample, in the place of a field of what the queue returned."""
+    from verl.utils import tensordict_utils as tu
+
+    data.pop(field, None)
+    tu.assign_non_tensor_stack(data, field, list(values))
+
+
+def reward_rows(extra_fields: Sequence[Any]) -> list[Fields]:
+    """The samples' reward dicts; a sample without any has an empty one."""
+    return [(fields.get(RAW_COLUMN) or {}) if isinstance(fields, dict) else {} for fields in extra_fields]
+
+
+def reading(reader: Reader) -> Callable[[Function], Function]:
+    """A decorator: while the function runs, `reader` sees what it gets from the queue, and may change it."""
+
+    def decorate(function: Function) -> Function:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            token = _reader.set(reader)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _reader.reset(token)
+
+        return method
+
+    return decorate
+
+
+def _refuse_unscored(data: Any) -> None:
+    extra_fields, sources = column_of(data, "extra_fields"), column_of(data, "data_source")
+    unscored = [row for row, fields in enumerate(extra_fields) if isinstance(fields, dict) and fields.get(UNSCORED)]
+    if unscored:
+        row = unscored[0]
+        raise MissingRewardError(
+            f"{len(unscored)} of {len(extra_fields)} samples have no score; the first is row {row}, data source "
+            f"{shown(str(sources[row]))}: {extra_fields[row][UNSCORED]}"
+        )
+
+
+# --- start, and the workers --------------------------------------------------------------------------------------
+
+
+@site.wraps("PPOTrainer.__init__", "self", "config")
+def _init(stock: Function) -> Function:
+    def init(self: Any, config: Any) -> None:
+        check_settings(config)
+        stock(self, config)
+
+    return init
+
+
+_CHECKED = "_verl_ext_checked"
+
+
+def _refuse_untaught_workers(trainer: Any) -> None:
+    """Once for each set of workers: the v1 agent loop turns what fails in a worker into a tag, so they are asked."""
+    loops = list(trainer.agent_loop_manager.agent_loop_workers)
+    if getattr(trainer, _CHECKED, None) != loops:
+        refuse_untaught(loops, "agent_loop")
+        setattr(trainer, _CHECKED, loops)
+
+
+@site.wraps("PPOTrainer.step", "self", REST)
+def _step(stock: Function) -> Function:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_untaught_workers(self)
+        return stock(self, *args, **kwargs)
+
+    return step
+
+
+# --- validation --------------------------------------------------------------------------------------------------
+
+
+@site.wraps("PPOTrainer._validate", "self", REST)
+def _validate(stock: Function) -> Function:
+    validate = reading(_keep_own_metric_apart)(stock)
+
+    def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_untaught_workers(self)
+        return validate(self, *args, **kwargs)
+
+    return _validate
+
+
+def _keep_own_metric_apart(data: Any, keys: Sequence[str], partition_id: str) -> None:
+    extra_fields = column_of(data, "extra_fields")
+    renamed = [{kept_apart(key): value for key, value in row.items()} for row in reward_rows(extra_fields)]
+    if renamed != reward_rows(extra_fields):
+        put_column(data, "extra_fields", _with_rewards(extra_fields, renamed))
+
+
+def _with_rewards(extra_fields: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[Fields]:
+    return [{**(fields or {}), RAW_COLUMN: dict(row)} for fields, row in zip(extra_fields, rows, strict=True)]
+
+
+# --- dumps -------------------------------------------------------------------------------------------------------
+
+
+@site.wraps("PPOTrainer._write_generations", *GENERATIONS)
+def _write_generations(stock: Function) -> Function:
+    return writing_dumpable(stock)
+
+
+@site.wraps("PPOTrainer._log_rollout_data", "self", "batch", REST)
+def _log_rollout_data(stock: Function) -> Function:
+    def _log_rollout_data(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _dumped.set(batch)
+        try:
+            return stock(self, batch, *args, **kwargs)
+        finally:
+            _dumped.reset(token)
+
+    return _log_rollout_data
+
+
+@site.wraps(
+    "PPOTrainer._dump_generations", "self", "inputs", "outputs", "gts", "scores", "reward_extra_infos_dict", REST
+)
+def _dump_generations(stock: Function) -> Function:
+    def _dump_generations(
+        self: Any,
+        inputs: Any,
+        outputs: Any,
+        gts: Any,
+        scores: Any,
+        reward_extra_infos_dict: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        batch = _dumped.get()
+        if batch is not None:  # verl hands over nothing but the keys of the samples, as `uid` (report 7588)
+            columns = assemble_reward_extra_info(_rows_of(batch, reward_extra_infos_dict["uid"]))
+            lists = {key: column.tolist() for key, column in columns.items()}
+            reward_extra_infos_dict = {**lists, **reward_extra_infos_dict}
+        return stock(self, inputs, outputs, gts, scores, reward_extra_infos_dict, *args, **kwargs)
+
+    return _dump_generations
+
+
+def _rows_of(batch: Any, keys: Sequence[str]) -> list[Fields]:
+    """The reward dicts of the samples `keys` of a batch; what verl added to fill the batch up has earned nothing."""
+    import transfer_queue as tq
+
+    data = tq.kv_batch_get(keys=list(keys), partition_id=batch.partition_id, select_fields=["extra_fields"])
+    padding = {key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)}
+    rows = reward_rows(column_of(data, "extra_fields"))
+    return [{} if key in padding else row for key, row in zip(keys, rows, strict=True)]
+
+
+# --- a colocated reward model ------------------------------------------------------------------------------------
+
+
+class _Recording:
+    """A reward loop manager that remembers what it returned, and refuses keys that the queue has fields for."""
+
+    def __init__(self, manager: Any, taken: Sequence[str]) -> None:
+        self._manager = manager
+        self._taken = taken
+        self.scored: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def compute_rm_score(self, data: Any) -> Any:
+        """As the manager's own."""
+        self.scored = self._manager.compute_rm_score(data)
+        clashes = [key for key in self.scored.meta_info.get("reward_extra_keys", ()) if key in self._taken]
+        if clashes:
+            raise FieldCollisionError(dict.fromkeys(clashes, "a field of the samples in TransferQueue"))
+        return self.scored
+
+
+@site.wraps("PPOTrainer._compute_reward_colocate", "self", "batch", REST)
+def _compute_reward_colocate(stock: Function) -> Function:
+    def _compute_reward_colocate(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        import transfer_queue as tq
+        from verl.utils import tensordict_utils as tu
+
+        queue = {"keys": batch.keys, "partition_id": batch.partition_id}
+        taken = [*tq.kv_batch_get(keys=batch.keys[:1], partition_id=batch.partition_id).keys()]
+        manager = self.reward_loop_manager
+        self.reward_loop_manager = recording = _Recording(manager, taken)
+        try:
+            result = stock(self, batch, *args, **kwargs)
+        finally:
+            self.reward_loop_manager = manager
+        columns = {key: column.tolist() for key, column in recording.scored.non_tensor_batch.items()}
+        rows = [
+            {key: column[row] for key, column in columns.items() if column[row] is not None}
+            for row in range(len(batch.keys))
+        ]
+        extra_fields = column_of(tq.kv_batch_get(**queue, select_fields=["extra_fields"]), "extra_fields")
+        tq.kv_batch_put(**queue, fields=tu.get_tensordict({"extra_fields": _with_rewards(extra_fields, rows)}))
+        return result
+
+    return _compute_reward_colocate
+
+
+# --- GDPO --------------------------------------------------------------------------------------------------------
+
+
+@site.wraps("PPOTrainer._compute_advantage", "self", "batch", REST)
+def _compute_advantage(stock: Function) -> Function:
+    def _compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _trained.set(batch)
+        try:
+            return stock(self, batch, *args, **kwargs)
+        finally:
+            _trained.reset(token)
+
+    return _compute_advantage
+
+
+@site.wraps("compute_advantage_for_multi_trajectories", "data", "batch_keys", "adv_estimator", REST)
+def _compute_advantage_for_multi_trajectories(stock: Function) -> Function:
+    def compute(data: Any, batch_keys: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = _trained.get()
+        if adv_estimator == "gdpo" and batch is not None:
+            _hand_components(data, batch, kwargs["config"].get("gdpo_reward_keys", None) or ())
+        return stock(data, batch_keys, adv_estimator, *args, **kwargs)
+
+    return compute
+
+
+def _hand_components(data: Any, batch: Any, components: Sequence[str]) -> None:
+    """Add to `data` what verl's GDPO asks of it: `prompts` and `attention_mask`, and the reward components.
+
+    verl's v1 trainer leaves them in the queue: `KeyError: 'prompts'` (PR 7473).
+    """
+    import torch
+    import transfer_queue as tq
+
+    fields = ["prompts", "responses", "data_source", "extra_fields"]
+    queued = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    lengths = [queued[field].offsets().diff() for field in ("prompts", "responses")]
+    prompts = queued["prompts"].to_padded_tensor(padding=0)
+    widths = prompts.size(1), data.batch["response_mask"].size(1)
+    masks = [torch.arange(width) < length.unsqueeze(1) for width, length in zip(widths, lengths, strict=True)]
+    data.batch["prompts"] = prompts
+    data.batch["attention_mask"] = torch.cat(masks, dim=1).long()
+
+    padding = [tag.get("is_padding", False) for tag in batch.tags]
+    nothing = dict.fromkeys(components, 0.0)  # what verl added to fill the batch up has no reward either
+    rows = reward_rows(column_of(queued, "extra_fields"))
+    rows = [nothing if padded else row for padded, row in zip(padding, rows, strict=True)]
+    columns = assemble_reward_extra_info(rows)
+    sources = assemble_reward_extra_info([{"data_source": str(source)} for source in column_of(queued, "data_source")])
+    data.non_tensor_batch.update(sources)
+    data.non_tensor_batch.update({key: columns[key] for key in components if key in columns})
