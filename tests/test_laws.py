@@ -207,6 +207,29 @@ def test_every_value_survives_any_mix_of_raw_finalized_and_plain_chunks(rows, sc
         assert left is (row if is_kept else None)
 
 
+def prompts_of(batch: DataProto, **more: np.ndarray | torch.Tensor) -> DataProto:
+    """The batch that the trainer holds already, and unites with what comes back from the workers."""
+    tensors = {name: value for name, value in more.items() if isinstance(value, torch.Tensor)}
+    columns = {name: value for name, value in more.items() if isinstance(value, np.ndarray)}
+    return DataProto(
+        batch=TensorDict({"input_ids": torch.zeros(len(batch), 2), **tensors}, batch_size=len(batch)),
+        non_tensor_batch={"uid": batch.non_tensor_batch["uid"].copy(), **columns},
+        meta_info={"temperature": 1.0},
+    )
+
+
+@given(reward_rows(), st.sampled_from(FORMS))
+def test_every_value_survives_the_union_with_the_prompts(rows, form):
+    scored = in_form(raw_batch(rows), form)
+    prompts = prompts_of(scored)
+    batch = SparseDataProto(batch=prompts.batch, non_tensor_batch=prompts.non_tensor_batch, meta_info={"step": 3})
+    assert batch.union(scored) is batch
+    assert_nothing_lost(batch, rows)
+    assert_same_samples(batch.select(["responses", "rm_scores"]), scored)
+    assert "input_ids" in batch.batch.keys()
+    assert batch.meta_info == {"step": 3, "temperature": 1.0, REWARD_KEYS: keys_of(rows)}
+
+
 @given(reward_rows())
 def test_a_value_in_an_object_column_is_the_very_object_unless_it_was_a_numpy_number(rows):
     columns = reward_columns(raw_batch(rows).finalize())
@@ -261,6 +284,7 @@ def test_however_the_rows_are_cut_and_finalized_the_reward_columns_are_the_same(
     assert_same_columns(reward_columns(batch), reward_columns(whole))
     assert_same_samples(batch, whole)
     assert batch.meta_info == whole.meta_info
+    assert (REWARD_KEYS in whole.meta_info) == scores
 
 
 @given(reward_rows(max_rows=3), st.booleans())
@@ -273,6 +297,30 @@ def test_finalize_after_concat_is_concat_after_finalize_for_every_cut(rows, keep
         assert later.meta_info == sooner.meta_info
         assert later.meta_info[REWARD_KEYS] == keys_of(rows)
         assert set(later.non_tensor_batch) == set(sooner.non_tensor_batch)
+
+
+@pytest.mark.parametrize("scores", [True, False], ids=["named by reward_extra_keys", "named by the dicts alone"])
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([np.int8(1), np.int16(300)], np.int64),
+        ([np.float16(0.1), np.float32(0.1)], np.float64),
+        ([np.float32(0.1), True], np.float64),
+        ([2**63, 1], np.uint64),
+        ([2**53 + 1, 0.5], object),
+        (["7", 7], object),
+        ([[1, 2], [3]], object),
+        ([b"a", b"b"], object),
+        ([np.array(["a"], "U9"), ["b"]], "<U1"),
+    ],
+)
+def test_reward_columns_of_finalized_chunks_are_decided_anew_from_all_values(values, dtype, scores):
+    rows = [{"acc": value} for value in values]
+    for form in ("finalized", "plain"):
+        first, second = chunks_of(rows, [1, 1], ["finalized", form], scores)
+        column = SparseDataProto.concat([first, second]).non_tensor_batch["acc"]
+        assert column.dtype == dtype
+        assert all(map(alike, column, values))
 
 
 @given(reward_rows(), st.data())
@@ -397,6 +445,16 @@ def reordered(stock: DataProto) -> DataProto:
     keys = stock.meta_info.pop(REWARD_KEYS)
     stock.meta_info[REWARD_KEYS] = keys
     return stock
+
+
+@given(uniform_rows(), st.booleans())
+def test_a_union_of_uniform_rows_is_bit_for_bit_verls_own_union(rows, raw):
+    stock = stock_batch(rows)
+    prompts = prompts_of(stock)
+    ours = SparseDataProto(
+        batch=prompts.batch.copy(), non_tensor_batch=dict(prompts.non_tensor_batch), meta_info=dict(prompts.meta_info)
+    )
+    assert_bit_for_bit(ours.union(raw_batch(rows) if raw else stock), prompts.union(stock))
 
 
 @given(uniform_rows(), st.data())
@@ -553,12 +611,8 @@ SPOILT = {lacks_a_tensor: BatchMismatchError, contradicts: BatchMismatchError}
 def test_a_refused_union_leaves_both_batches_as_they_were(rows, form, names_a_tensor):
     rows = [*rows, {"attempts": 3}]
     scored = in_form(raw_batch(rows), form)
-    tensors, columns = {"input_ids": torch.zeros(len(rows), 2)}, {"uid": scored.non_tensor_batch["uid"].copy()}
-    if names_a_tensor:
-        tensors["attempts"] = torch.zeros(len(rows))
-    else:
-        columns["attempts"] = np.arange(len(rows)) - 1
-    prompts = DataProto(batch=TensorDict(tensors, batch_size=len(rows)), non_tensor_batch=columns)
+    numbers = torch.arange(len(rows))
+    prompts = prompts_of(scored, attempts=numbers if names_a_tensor else numbers.numpy() - 1)
     for one, other in ((prompts, scored), (scored, prompts)):
         ours = SparseDataProto(batch=one.batch, non_tensor_batch=one.non_tensor_batch, meta_info=one.meta_info)
         before = Snapshot(ours), Snapshot(other)

@@ -7,7 +7,7 @@ serves any number of trainers.
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,12 @@ from .doubles import ActorGroup, CheckpointManager, Client
 
 Row = Mapping[str, Any]
 
+Answer = tuple[str, str]
+"""A question and an answer to it, which together tell the samples of a run apart."""
+
+Returned = Mapping[Answer, Mapping[str, Any]]
+"""The dict that the reward function returned for each answer."""
+
 N = 2
 """Rollouts of each prompt, and answers on record for it."""
 
@@ -41,6 +47,8 @@ PROMPTS = 6
 """Prompts of a training batch: two of each of the demo's data sources, which come in turn."""
 
 STEPS = 2
+
+GSM8K, MATH_DAPO, MATH = "openai/gsm8k", "math_dapo", "lighteval/MATH"
 
 NO_ANSWER = "I do not know."
 QUESTIONS = 16
@@ -89,12 +97,57 @@ def answers(row: Row) -> list[str]:
     return [row["response"], NO_ANSWER] if "response" in row else [str(answer) for answer in range(N)]
 
 
+def asked(row: Row) -> str:
+    """The question of a row."""
+    return row["prompt"][0]["content"]
+
+
+def question_of(entry: Mapping[str, Any]) -> str:
+    """The question that a line of a dump is about, out of the prompt as the chat template writes it."""
+    return entry["input"].removeprefix("user\n").removesuffix("\nassistant\n")
+
+
 def emitted(row: Row, answer: str) -> tuple[float, dict[str, Any]]:
     """The score and the dict that the reward function makes of an answer, as verl's naive reward manager reads them."""
     result = scorers.compute_score(
         row["data_source"], answer, row["reward_model"]["ground_truth"], dict(row["extra_info"])
     )
     return (result["score"], result) if isinstance(result, dict) else (result, {"acc": result})
+
+
+def of(rows: Sequence[Row], *sources: str) -> list[Row]:
+    """The rows of each data source, one data source after the other."""
+    return [row for source in sources for row in rows if row["data_source"] == source]
+
+
+def halves(rows: Sequence[Row], *sources: str) -> list[Row]:
+    """Batches of which the first half is of the first data source, and the second of the second."""
+    first, second = (of(rows, source) for source in sources)
+    half = PROMPTS // 2
+    return [
+        row for start in range(0, STEPS * half, half) for part in (first, second) for row in part[start : start + half]
+    ]
+
+
+ORDERS: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
+    "gsm8k first": lambda rows: list(rows[: STEPS * PROMPTS]),
+    "math_dapo first": lambda rows: list(rows[1 : STEPS * PROMPTS + 1]),
+    "a worker of gsm8k, a worker of math_dapo": lambda rows: halves(rows, GSM8K, MATH_DAPO),
+    "a worker of math_dapo, a worker of gsm8k": lambda rows: halves(rows, MATH_DAPO, GSM8K),
+}
+"""The demo's rows in STEPS batches, of which each half goes to one of two agent-loop workers: the data sources in turn
+in both halves, or one in each."""
+
+ALGORITHMS = {
+    "grpo": ["algorithm.adv_estimator=grpo"],
+    "grpo with a reference policy": ["algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=true"],
+    "remax": ["algorithm.adv_estimator=remax"],
+    "gdpo": [
+        "algorithm.adv_estimator=gdpo",
+        "+algorithm.gdpo_reward_keys=[acc,score]",
+        "+verl_ext.fill.score=0.0",
+    ],
+}
 
 
 # --- the parts that trainers share -------------------------------------------------------------------------------
@@ -200,6 +253,17 @@ class Run:
         found = [batch["advantages"][batch["response_mask"].bool()] for batch in self.batches]
         return sum(int(values.isnan().sum()) for values in found), sum(values.numel() for values in found)
 
+    def arrived(self, trainer: RayPPOTrainer) -> list[tuple[Answer, dict[str, Any]]]:
+        """What the actor was given, row by row: the answer, and the row's value in every column."""
+        rows = []
+        for batch in self.batches:
+            columns = {key: column for key in batch.keys() if isinstance(column := tu.get(batch, key), list)}
+            texts = trainer.tokenizer.batch_decode(batch["responses"], skip_special_tokens=True)
+            for number, (prompt, text) in enumerate(zip(columns["raw_prompt"], texts, strict=True)):
+                values = {key: column[number] for key, column in columns.items() if len(column) == len(batch)}
+                rows.append(((prompt[0]["content"], text), values))
+        return rows
+
     def column(self, step: int, key: str) -> list[Any]:
         """A column of the batch that the actor was given at `step`, from 0 on; all `None` if there is no such key."""
         batch = self.batches[step]
@@ -240,28 +304,30 @@ def validate(trainer: RayPPOTrainer, *, merged: bool = False) -> tuple[dict[str,
 # --- values in, values out ---------------------------------------------------------------------------------------
 
 
-def lost_values(run: Run, trainer: RayPPOTrainer, rows: Sequence[Row]) -> tuple[int, list[tuple[Any, ...]]]:
-    """How many values the reward functions returned over all steps, and which are not with their answer at the actor.
+def returned(rows: Sequence[Row]) -> Returned:
+    """What the reward functions return for every answer on record."""
+    return {(asked(row), answer): emitted(row, answer)[1] for row in rows for answer in answers(row)}
 
-    A value is there if it is equal and of its kind (text is text, a number is a number); a key that was not returned is
-    there if it is `None` or no column.
+
+def lost_values(
+    returned: Returned, arrived: Iterable[tuple[Answer, Mapping[str, Any]]]
+) -> list[tuple[Answer, str, Any, Any]]:
+    """Which of the values that were returned have not arrived with their answer: answer, key, value, and what has.
+
+    A value has arrived if it is equal and of its kind (text is text, a number is a number). A key that was not returned
+    has arrived as such if it is `None` or no column; else it is in the list too.
     """
-    by_question = {row["prompt"][0]["content"]: row for row in rows}
-    count, lost = 0, []
-    for step, batch in enumerate(run.batches):
-        prompts = tu.get(batch, "raw_prompt")
-        answers = trainer.tokenizer.batch_decode(batch["responses"], skip_special_tokens=True)
-        infos = [
-            emitted(by_question[prompt[0]["content"]], answer)[1]
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-        for key in dict.fromkeys(key for info in infos for key in info):
-            for row, (info, found) in enumerate(zip(infos, run.column(step, key), strict=True)):
-                count += key in info
-                value = info.get(key)
-                if found != value or isinstance(found, str) != isinstance(value, str):
-                    lost.append((step, row, key, value, found))
-    return count, lost
+    keys = dict.fromkeys(key for info in returned.values() for key in info)
+    rows = dict(arrived)
+    lost = []
+    for answer, info in returned.items():
+        row = rows.get(answer, {})
+        for key in keys:
+            value, found = info.get(key), row.get(key)
+            absent = key in info and key not in row
+            if absent or found != value or isinstance(found, str) != isinstance(value, str):
+                lost.append((answer, key, value, found))
+    return lost
 
 
 # --- files -------------------------------------------------------------------------------------------------------

@@ -18,11 +18,9 @@ from verl_ext.errors import MissingRewardError
 from verl_ext.plugin import _site
 
 from . import legacy
-from .legacy import PROMPTS, STEPS, N, emitted, question
+from .legacy import GSM8K, MATH, MATH_DAPO, PROMPTS, STEPS, N, emitted, of, question, question_of
 
 pytestmark = pytest.mark.ray
-
-GSM8K, MATH_DAPO, MATH = "openai/gsm8k", "math_dapo", "lighteval/MATH"
 
 
 # --- the surroundings --------------------------------------------------------------------------------------------
@@ -112,11 +110,6 @@ def warnings(caplog, monkeypatch):
     return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("verl_ext")]
 
 
-def of(rows, *sources):
-    """The rows of each data source, one data source after the other."""
-    return [row for source in sources for row in rows if row["data_source"] == source]
-
-
 def earned_in_validation(rows):
     """Score and dict of each row's one answer: verl's validation asks for one, and the rows get theirs in turn."""
     return [emitted(row, legacy.answers(row)[number % N]) for number, row in enumerate(rows)]
@@ -124,11 +117,6 @@ def earned_in_validation(rows):
 
 def parsed(lines):
     return [json.loads(line) for line in lines]
-
-
-def question_of(entry):
-    """The question that a line of a dump is about, out of the prompt as the chat template writes it."""
-    return entry["input"].removeprefix("user\n").removesuffix("\nassistant\n")
 
 
 def assert_dumped_as_emitted(lines, rows):
@@ -146,67 +134,40 @@ def assert_dumped_as_emitted(lines, rows):
 
 # --- two steps of training, and a validation ---------------------------------------------------------------------
 
-ALGORITHMS = {
-    "grpo": ["algorithm.adv_estimator=grpo"],
-    "grpo with a reference policy": ["algorithm.adv_estimator=grpo", "algorithm.use_kl_in_reward=true"],
-    "remax": ["algorithm.adv_estimator=remax"],
-    "gdpo": [
-        "algorithm.adv_estimator=gdpo",
-        "+algorithm.gdpo_reward_keys=[acc,score]",
-        "+verl_ext.fill.score=0.0",
-    ],
-}
-
-
-def halves(rows, *sources):
-    """Batches of which the first half is of the first data source, and the second of the second."""
-    first, second = (of(rows, source) for source in sources)
-    half = PROMPTS // 2
-    return [
-        row for start in range(0, STEPS * half, half) for part in (first, second) for row in part[start : start + half]
-    ]
-
-
 VANISH = "score and pred vanish without a word"
 
-# The rows of STEPS batches, of which each half goes to one of two agent-loop workers; and how stock verl ends: GRPO and
-# the algorithms that end otherwise.
-ORDERS = {
-    "gsm8k first in each worker": (
-        lambda rows: rows[: STEPS * PROMPTS],
-        {"grpo": VANISH, "gdpo": "AssertionError: GDPO reward key 'score' not found", "remax": "KeyError: 'score'"},
-    ),
-    "math_dapo first in each worker": (
-        lambda rows: rows[1 : STEPS * PROMPTS + 1],
-        {"grpo": "KeyError: 'score'"},
-    ),
-    "a worker of gsm8k, a worker of math_dapo": (
-        lambda rows: halves(rows, GSM8K, MATH_DAPO),
-        {"grpo": "AssertionError: Key 'score' is not present", "remax": "KeyError: 'score'"},
-    ),
-    "a worker of math_dapo, a worker of gsm8k": (
-        lambda rows: halves(rows, MATH_DAPO, GSM8K),
-        {"grpo": "AssertionError: Conflicting values for meta_info key", "remax": "KeyError: 'score'"},
-    ),
+# How stock verl ends, by order: GRPO and the algorithms that end otherwise.
+ON_STOCK = {
+    "gsm8k first": {
+        "grpo": VANISH,
+        "gdpo": "AssertionError: GDPO reward key 'score' not found",
+        "remax": "KeyError: 'score'",
+    },
+    "math_dapo first": {"grpo": "KeyError: 'score'"},
+    "a worker of gsm8k, a worker of math_dapo": {
+        "grpo": "AssertionError: Key 'score' is not present",
+        "remax": "KeyError: 'score'",
+    },
+    "a worker of math_dapo, a worker of gsm8k": {
+        "grpo": "AssertionError: Conflicting values for meta_info key",
+        "remax": "KeyError: 'score'",
+    },
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("order", legacy.ORDERS)
+@pytest.mark.parametrize("algorithm", legacy.ALGORITHMS)
 def test_a_mixed_run_trains_and_validates_to_the_end_with_every_value_where_stock_verl_fails_or_loses_some(
     algorithm, order, rows, trainer, stock
 ):
-    order_rows, on_stock = ORDERS[order]
-    mixed, val = order_rows(rows), rows[20:28]
-    ours = trainer(mixed, val, *ALGORITHMS[algorithm])
+    mixed, val = legacy.ORDERS[order](rows), rows[20:28]
+    ours = trainer(mixed, val, *legacy.ALGORITHMS[algorithm])
     run = legacy.fit(ours)
 
     assert run.error is None
     assert run.steps_done == len(run.batches) == STEPS
     assert run.versions == [0, *range(1, STEPS + 1)]
-    values, lost = legacy.lost_values(run, ours, mixed)
-    assert values == sum(len(emitted(row, answer)[1]) for row in mixed for answer in legacy.answers(row))
-    assert lost == []
+    assert legacy.lost_values(legacy.returned(mixed), run.arrived(ours)) == []
     nans, advantages = run.nans()
     assert advantages > 0
     assert nans == 0
@@ -217,12 +178,13 @@ def test_a_mixed_run_trains_and_validates_to_the_end_with_every_value_where_stoc
     assert_dumped_as_emitted(run.validations[STEPS], val)
 
     with stock():
-        theirs = trainer(mixed, of(rows, GSM8K)[:4], *ALGORITHMS[algorithm])
+        theirs = trainer(mixed, of(rows, GSM8K)[:4], *legacy.ALGORITHMS[algorithm])
         run = legacy.fit(theirs)
-    outcome = on_stock.get(algorithm, on_stock["grpo"])
+    outcome = ON_STOCK[order].get(algorithm, ON_STOCK[order]["grpo"])
     if outcome == VANISH:
         assert run.error is None
-        assert {key for _, _, key, _, _ in legacy.lost_values(run, theirs, mixed)[1]} == {"score", "pred"}
+        lost = legacy.lost_values(legacy.returned(mixed), run.arrived(theirs))
+        assert {key for _, key, _, _ in lost} == {"score", "pred"}
     else:
         assert run.steps_done == 0
         assert outcome in f"{type(run.error).__name__}: {run.error}"
@@ -414,7 +376,7 @@ def test_gdpo_trains_with_the_fill_value_and_shows_it_nowhere_else(rows, trainer
     assert run.error is None
     assert run.steps_done == STEPS
     assert run.nans()[0] == 0
-    assert legacy.lost_values(run, ours, mixed)[1] == []
+    assert legacy.lost_values(legacy.returned(mixed), run.arrived(ours)) == []
     for step, batch in enumerate(run.batches):
         filled = {
             "acc": np.array(run.column(step, "acc"), dtype=np.float32),

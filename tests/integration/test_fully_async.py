@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import functools
 import json
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import pytest
 import ray
-import torch
 from planned import (
     QUESTIONS,
     REWARDS,
@@ -35,42 +33,14 @@ from verl_ext import (
 )
 from verl_ext.demo import rig
 
-fully_async_rollouter = pytest.importorskip("verl.experimental.fully_async_policy.fully_async_rollouter")
-fully_async_trainer = pytest.importorskip("verl.experimental.fully_async_policy.fully_async_trainer")
-detach_utils = pytest.importorskip("verl.experimental.fully_async_policy.detach_utils")
-message_queue = pytest.importorskip("verl.experimental.fully_async_policy.message_queue")
+fully_async = pytest.importorskip("fully_async")  # not every verl has this trainer
 
 pytestmark = pytest.mark.ray
 
 N = 2
-OLDEST_WEIGHTS = 3
 
 
 # --- the surroundings --------------------------------------------------------------------------------------------
-
-
-class Rollouter(fully_async_rollouter.FullyAsyncRollouter.__ray_metadata__.modified_class):
-    """verl's rollouter in this process, without data sets, servers and the loop that feeds it."""
-
-    def __init__(self, manager, queue):
-        self.async_rollout_manager, self.message_queue_client = manager, queue
-        self.active_tasks, self.pending_queue = set(), asyncio.Queue()
-        self.total_generated_samples = self._step_generated_samples = self.processed_sample_count = 0
-        self.staleness_samples = self.dropped_stale_samples = 0
-        self.max_required_samples = self.required_samples = self.max_queue_size = self.max_concurrent_samples = 100
-        self.staleness_threshold = 1
-
-
-class Trainer(fully_async_trainer.FullyAsyncTrainer.__ray_metadata__.modified_class):
-    """verl's trainer in this process, without models, worker groups and a rollouter of its own."""
-
-    def __init__(self, config, queue, required_samples):
-        self.config, self.message_queue_client, self.required_samples = config, queue, required_samples
-        self.tokenizer, self.use_rm, self.dynamic_schedule_enabled = None, False, False
-        self.metrics, self.timing_raw, self._step_wait_times, self._step_wait_samples = {}, {}, [], []
-        self.current_param_version, self.stale_trajectory_processed = OLDEST_WEIGHTS + 1, 0
-        # two data-parallel ranks, for which `_balance_batch` reorders the rows
-        self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
 
 
 def interrupted_client(rows, config):
@@ -82,7 +52,7 @@ def interrupted_client(rows, config):
             output.extra_fields["max_global_steps"] += priority
             return output
 
-    return Interrupted(rows, config, global_steps=OLDEST_WEIGHTS)
+    return Interrupted(rows, config, global_steps=fully_async.OLDEST_WEIGHTS)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +64,7 @@ def config(model_dir):
 def manager(config, rows):
     """verl's fully-async manager of two agent-loop workers, whose samples one reward worker scores."""
     rewards = rig.reward_loop_manager(config)
-    manager = fully_async_rollouter.FullyAsyncAgentLoopManager.create(
+    manager = fully_async.FullyAsyncAgentLoopManager.create(
         config,
         llm_client=interrupted_client(answered(rows, N), config),
         reward_loop_worker_handles=rewards.reward_loop_workers,
@@ -106,26 +76,14 @@ def manager(config, rows):
 
 @pytest.fixture(scope="module")
 def queue(config):
-    actor = message_queue.MessageQueue.remote(config, 1000)
-    yield message_queue.MessageQueueClient(actor)
-    ray.kill(actor)
+    with fully_async.message_queue(config) as client:
+        yield client
 
 
 @pytest.fixture
 def rollout(config):
     """A function from rows to the rollout samples that verl's rollouter feeds, each for n answers to one row."""
-
-    def feed(rows):
-        samples = []
-        for number, row in enumerate(rows):
-            batch = {**rig.prompt_batch([row]).non_tensor_batch, "dummy_tensor": torch.zeros(1, 1, dtype=torch.uint8)}
-            full_batch = detach_utils.prepare_single_generation_data(batch, config)
-            # By this scheduling hint, the recorded client tells the n answers to one prompt apart.
-            full_batch.non_tensor_batch["priority"] = np.arange(N)
-            samples.append(detach_utils.RolloutSample(full_batch, f"sample_0_{number}", 0, {}))
-        return samples
-
-    return feed
+    return partial(fully_async.rollout_samples, config=config)
 
 
 @pytest.fixture
@@ -135,10 +93,8 @@ def train_on(manager, queue, config, rollout):
     async def travel(rows, at_once, balance):
         settings = config.copy()
         settings.trainer.balance_batch = balance
-        rollouter, trainer = Rollouter(manager, queue), Trainer(settings, queue, len(rows))
-        samples = rollout(rows)
-        for group in [samples] if at_once else [[sample] for sample in samples]:
-            await asyncio.gather(*map(rollouter._process_single_sample_streaming, group))
+        trainer = fully_async.Trainer(settings, queue, len(rows))
+        await fully_async.Rollouter(manager, queue).send(rollout(rows), at_once)
         return trainer, await trainer._fit_generate()
 
     def run(rows, at_once=False, balance=False):
@@ -266,7 +222,7 @@ UNIFORM = {
 @pytest.fixture
 def rows_of(rows):
     """A function from samples to rows."""
-    return functools.partial(rows_of_plans, rows)
+    return partial(rows_of_plans, rows)
 
 
 def emissions(samples):
@@ -304,7 +260,7 @@ def test_a_reward_key_named_uid_which_the_rollouter_writes_later_is_refused_wher
 ):
     (sample,) = rollout([question(0, [{"score": 1.0}, {"score": 0.0, "uid": "mine"}])])
     with pytest.raises(FieldCollisionError, match=r"'uid' \(first in row 1\)") as caught:
-        asyncio.run(Rollouter(manager, queue)._process_single_sample_streaming(sample))
+        asyncio.run(fully_async.Rollouter(manager, queue)._process_single_sample_streaming(sample))
     assert list(caught.value.collisions) == ["uid"]
     assert asyncio.run(queue.get_queue_size()) == 0
 
@@ -394,7 +350,7 @@ def test_the_trainers_statistics_are_those_of_all_samples_together(train_on, row
 
     # The second answer of each sample began with older weights than it ended with.
     expected = {
-        "trajectory_param_versions": [OLDEST_WEIGHTS, OLDEST_WEIGHTS + 1] * 3,
+        "trajectory_param_versions": [fully_async.OLDEST_WEIGHTS, fully_async.OLDEST_WEIGHTS + 1] * 3,
         "param_version_diversity": 2,
         "fully_async/partial/total_partial_num": 3,
         "fully_async/partial/partial_ratio": 0.5,
@@ -426,7 +382,7 @@ def test_rows_that_the_trainer_reorders_keep_their_rewards(train_on, rows_of):
     _, batch = train_on(rows_of(samples), balance=True)
 
     uids = batch.non_tensor_batch["uid"].tolist()
-    answers = [version - OLDEST_WEIGHTS for version in batch.non_tensor_batch["max_global_steps"]]
+    answers = [version - fully_async.OLDEST_WEIGHTS for version in batch.non_tensor_batch["max_global_steps"]]
     assert uids != sorted(uids), "the rows are in the order in which they came: this case proves nothing"
     ordered = [emitted[row] for row in zip(uids, answers, strict=True)]
     assert_rows_hold(batch, ordered)

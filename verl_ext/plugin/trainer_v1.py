@@ -57,8 +57,10 @@ def _kv_batch_get(stock: Function) -> Function:
 
 def column_of(data: Any, field: str) -> list[Any]:
     """A field of what the queue returned that holds no tensors, as a list with one value per sample."""
-    values: list[Any] = data[field].tolist() if field in data.keys() else [None] * len(data)
-    return values
+    if field not in data.keys():
+        return [None] * len(data)
+    values = data.get(field)  # by storage a NonTensorStack, an array, or a list subclass of tensordict
+    return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
 def put_column(data: Any, field: str, values: Sequence[Any]) -> None:
