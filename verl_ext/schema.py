@@ -44,9 +44,9 @@ def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[str, np.ndarray]:
     >>> assemble_reward_extra_info([{"acc": 1.0}, {"acc": True, "pred": "42"}])
     {'acc': array([1., 1.]), 'pred': array([None, '42'], dtype=object)}
     """
-    rows = list(infos)
-    check_rows(rows)
-    rows = [row or {} for row in rows]
+    infos = list(infos)
+    check_rows(infos)
+    rows = [row or {} for row in infos]
     return {key: _column_of(key, rows) for key in ordered_keys(rows)}
 
 
@@ -183,7 +183,8 @@ def _is_plain(kind: type) -> bool:
 def _numpy_dtype(value: Any) -> np.dtype | None:
     """The dtype that a NumPy scalar, a 0-d numeric array or a 0-d tensor brings along; `None` for anything else."""
     if _is_numpy_number(type(value)) or (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc"):
-        return value.dtype.newbyteorder("=")
+        dtype: np.dtype = value.dtype.newbyteorder("=")
+        return dtype
     if _is_tensor(type(value)) and value.ndim == 0:
         name = str(value.dtype).removeprefix("torch.")
         try:
@@ -233,18 +234,18 @@ def _shape(value: Any, _open: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         return ()
     if len(_open) == _DEEPEST or id(value) in _open:  # a list may hold itself
         return None
-    shapes = {_shape(item, (*_open, id(value))) for item in value}
-    if len(shapes) > 1 or None in shapes:
-        return None
-    return (len(value), *(shapes.pop() if shapes else ()))
+    shapes = {_shape(item, (*_open, id(value))) for item in value} or {()}
+    inner = shapes.pop()
+    return None if shapes or inner is None else (len(value), *inner)
 
 
 def _leaves(value: Any, depth: int) -> Iterable[Any]:
     if type(value) is np.ndarray:
         return value.ravel().tolist() if value.dtype.kind == "U" else list(value.ravel())
+    items: list[Any] = value
     if depth == 1:
-        return value
-    return chain.from_iterable(_leaves(item, depth - 1) for item in value)
+        return items
+    return chain.from_iterable(_leaves(item, depth - 1) for item in items)
 
 
 def _dtype_of_arrays(values: Sequence[Any]) -> np.dtype | None:
@@ -338,7 +339,9 @@ def same_value(one: Any, other: Any, _open: frozenset[tuple[int, int]] = frozens
 
 def _listed(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        return value.tolist() if value.dtype.kind in _SAME_IN_PYTHON else list(value) if value.shape else value
+        if value.dtype.kind in _SAME_IN_PYTHON:
+            return value.tolist()
+        return list(np.asarray(value)) if value.shape else value
     if _is_tensor(type(value)):
         return value.tolist()
     return list(value) if type(value) is tuple else value

@@ -309,6 +309,18 @@ def returned(rows: Sequence[Row]) -> Returned:
     return {(asked(row), answer): emitted(row, answer)[1] for row in rows for answer in answers(row)}
 
 
+def returned_in_validation(rows: Sequence[Row]) -> Returned:
+    """What they return in validation, which asks for one answer to each row: the rows get theirs in turn."""
+    turns = [(row, answers(row)[number % N]) for number, row in enumerate(rows)]
+    return {(asked(row), answer): emitted(row, answer)[1] for row, answer in turns}
+
+
+def dumped(line: bytes) -> tuple[Answer, dict[str, Any]]:
+    """A line of verl's dump: the answer, and all that is written beside it."""
+    entry = json.loads(line)
+    return (question_of(entry), entry["output"]), entry
+
+
 def lost_values(
     returned: Returned, arrived: Iterable[tuple[Answer, Mapping[str, Any]]]
 ) -> list[tuple[Answer, str, Any, Any]]:

@@ -1,0 +1,332 @@
+"""The trainers that train on a `DataProto`, each run to its end over rows of different reward schemas, and counted.
+
+A case is a trainer, an algorithm and an order of rows. Whether it runs on stock verl is decided by the process that it
+runs in, as for any user. The trainers are verl's own; what stands in for models and servers is in `doubles`,
+`integration.separation` and `integration.fully_async`.
+"""
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from integration import fully_async, separation
+from verl import DataProto
+from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator
+from verl.utils.tokenizer import hf_tokenizer
+
+from verl_ext.demo import rig
+
+from . import legacy
+from .legacy import (
+    GSM8K,
+    MATH_DAPO,
+    PROMPTS,
+    STEPS,
+    Answer,
+    Row,
+    dumped,
+    lost_values,
+    of,
+    question,
+    returned,
+    returned_in_validation,
+)
+from .table import Outcome
+
+PATIENCE = 180
+"""Seconds after which a run is given up. A run takes one or two; the first one waits for what workers import."""
+
+NONE_IN_A_COMPONENT = "None for a component"
+
+ORDERS = {
+    **legacy.ORDERS,
+    NONE_IN_A_COMPONENT: lambda _: [question("format_is_none", number) for number in range(STEPS * PROMPTS)],
+}
+"""The rows to train on. The last is no order: there the reward function itself returns a None."""
+
+ALGORITHMS = {
+    "GRPO": legacy.ALGORITHMS["grpo"],
+    "REMAX": legacy.ALGORITHMS["remax"],
+    "GDPO": legacy.ALGORITHMS["gdpo"],
+}
+OVER_FORMAT = ["algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[acc,format]", "+verl_ext.fill.format=0.0"]
+
+DUMPS_OWN = ("input", "output", "gts", "score", "step")
+"""The fields that a line of verl's dump has anyway."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trainer, an algorithm and an order of rows: names of `TRAINERS`, `ALGORITHMS` and `ORDERS`."""
+
+    trainer: str
+    algorithm: str
+    order: str
+
+    def rows(self, rows: Sequence[Row]) -> list[Row]:
+        """Those to train on."""
+        return ORDERS[self.order](rows)
+
+    def validation_rows(self, rows: Sequence[Row]) -> list[Row]:
+        """Those to validate on, in batches of four: of one data source, then of the other; or mixed."""
+        if self.order == NONE_IN_A_COMPONENT:
+            return self.rows(rows)[:4]
+        sources = {"gsm8k first": (GSM8K, MATH_DAPO), "math_dapo first": (MATH_DAPO, GSM8K)}.get(self.order)
+        return [row for source in sources for row in of(rows, source)[-4:]] if sources else list(rows[20:28])
+
+    @property
+    def overrides(self) -> list[str]:
+        """Of verl's configuration."""
+        return OVER_FORMAT if self.order == NONE_IN_A_COMPONENT else ALGORITHMS[self.algorithm]
+
+
+# --- what the cases share ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Worker processes and a queue, in which any number of cases run one after another."""
+
+    rows: Sequence[Row]
+    managers: legacy.Managers
+    queue: Any
+    directory: Path
+
+    def config(self, case: Case) -> Any:
+        """verl's configuration for a trainer that has neither data files nor checkpoints."""
+        settings = ["trainer.test_freq=-1", "trainer.save_freq=-1"]
+        return rig.compose_config(self.managers.model_dir, [*legacy.SETTINGS, *settings, *case.overrides])
+
+    @contextlib.contextmanager
+    def nothing_scored_in_the_loop(self) -> Iterator[None]:
+        """As where the reward model shares the trainer's GPUs."""
+        handles = self.managers.reward_loop.reward_loop_worker_handles
+
+        def be_scored_by(worker: Any, handles: Any) -> None:
+            worker.reward_loop_worker_handles = handles
+
+        def tell(handles: Any) -> None:
+            workers = self.managers.agent_loop.agent_loop_workers
+            ray.get([worker.__ray_call__.remote(be_scored_by, handles) for worker in workers])
+
+        tell(None)
+        try:
+            yield
+        finally:
+            tell(handles)
+
+
+@contextlib.contextmanager
+def surroundings(rows: Sequence[Row]) -> Iterator[Surroundings]:
+    """Start what the cases share, on the running Ray."""
+    with tempfile.TemporaryDirectory() as directory:
+        model_dir = rig.build_model_dir(Path(directory) / "model")
+        with (
+            legacy.managers(model_dir, rows) as managers,
+            fully_async.message_queue(rig.compose_config(model_dir)) as queue,
+        ):
+            yield Surroundings(rows, managers, queue, Path(directory))
+
+
+# --- the trainers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is left of a run: the steps that were done, what the actor was given, the dump of validation, the exception.
+
+    Validation is `None` where the trainer's steps hold none.
+    """
+
+    steps: int
+    arrived: Sequence[tuple[Answer, Mapping[str, Any]]]
+    advantages: Sequence[torch.Tensor]
+    error: Exception | None
+    validation: Sequence[bytes] | None = None
+
+
+def _legacy(case: Case, around: Surroundings) -> Run:
+    workdir = Path(tempfile.mkdtemp(dir=around.directory))
+    rows = case.rows(around.rows), case.validation_rows(around.rows)
+    trainer = legacy.legacy_trainer(*rows, case.overrides, workdir, around.managers)
+    run = legacy.fit(trainer)
+    advantages = [batch["advantages"][batch["response_mask"].bool()] for batch in run.batches]
+    return Run(run.steps_done, run.arrived(trainer), advantages, run.error, run.validations.get(STEPS, ()))
+
+
+def _separation(trainer_class: type, case: Case, around: Surroundings, *, scores: bool = False) -> Run:
+    """With `scores`, the trainer has the samples scored, not the agent loop."""
+    rows, managers = case.rows(around.rows), around.managers
+    scorers = [managers.reward_loop] if scores else []
+    trainer = trainer_class(around.config(case), managers.agent_loop, *scorers, steps=STEPS)
+    batches = [separation.loaded(rows[start : start + PROMPTS]) for start in range(0, len(rows), PROMPTS)]
+    with around.nothing_scored_in_the_loop() if scores else contextlib.nullcontext():
+        error = _raised(lambda: trainer.train_on(batches))
+    return _run(len(trainer.seen), trainer.seen, error, around)
+
+
+class FullyAsyncTrainer(separation.WithoutModels, fully_async.Trainer):
+    """verl's fully-async trainer, which takes its steps without models; the weights never come to be sent."""
+
+    def __init__(self, config: Any, queue: Any):
+        separation.WithoutModels.__init__(self, config, None, steps=STEPS)
+        fully_async.Trainer.__init__(self, config, queue, PROMPTS)
+        self.metrics_aggregator = MetricsAggregator(total_gpus=1)
+        self.dynamic_resource_controller = self.rollouter = None
+        self.local_trigger_step, self.trigger_parameter_sync_step = 1, STEPS + 1
+        self.last_ckpt_version = self.current_param_version
+        self.steps_done = 0
+
+    def _update_actor(self, batch: DataProto) -> DataProto:
+        self.seen.append(batch)
+        return super()._update_actor(batch)
+
+    async def train_on(self, rollouter: fully_async.Rollouter, batches: Iterable[Any]) -> None:
+        """Take a step for each batch of rollout samples, which the rollouter sends through the queue."""
+        for samples in batches:
+            await rollouter.send(samples)
+            await self.fit_step()
+            self.steps_done += 1
+        self._fit_log_aggregated_training_metrics({})
+
+
+def _fully_async(case: Case, around: Surroundings) -> Run:
+    config, managers = around.config(case), around.managers
+    manager = fully_async.FullyAsyncAgentLoopManager(config, managers.agent_loop.llm_client)
+    manager.agent_loop_workers = managers.agent_loop.agent_loop_workers
+    samples = fully_async.rollout_samples(case.rows(around.rows), config)
+    batches = [samples[start : start + PROMPTS] for start in range(0, len(samples), PROMPTS)]
+    trainer = FullyAsyncTrainer(config, around.queue)
+
+    async def fit() -> None:
+        try:
+            await trainer.train_on(fully_async.Rollouter(manager, around.queue), batches)
+        finally:
+            await around.queue.clear_queue()
+
+    error = _raised(lambda: asyncio.run(fit()))
+    return _run(trainer.steps_done, trainer.seen, error, around)
+
+
+def _raised(job: Callable[[], Any]) -> Exception | None:
+    try:
+        job()
+    except Exception as error:  # on stock verl, the exception is the outcome
+        return error
+    return None
+
+
+def _run(steps: int, batches: Sequence[DataProto], error: Exception | None, around: Surroundings) -> Run:
+    tokenizer = hf_tokenizer(str(around.managers.model_dir))
+    arrived = []
+    for batch in batches:
+        columns = {key: column.tolist() for key, column in batch.non_tensor_batch.items()}
+        texts = tokenizer.batch_decode(batch.batch["responses"], skip_special_tokens=True)
+        for number, (prompt, text) in enumerate(zip(columns["raw_prompt"], texts, strict=True)):
+            arrived.append(((prompt[0]["content"], text), {key: column[number] for key, column in columns.items()}))
+    advantages = [batch.batch["advantages"][batch.batch["response_mask"].bool()] for batch in batches]
+    return Run(steps, arrived, advantages, error)
+
+
+TRAINERS: dict[str, Callable[[Case, Surroundings], Run]] = {
+    "legacy": _legacy,
+    "separation": partial(_separation, separation.SeparationTrainer),
+    "separation, scores itself": partial(_separation, separation.SeparationTrainer, scores=True),
+    "one-step-off": partial(_separation, separation.OneStepOffTrainer),
+    "one-step-off, scores itself": partial(_separation, separation.OneStepOffTrainer, scores=True),
+    "fully async": _fully_async,
+}
+
+
+# --- the cases ---------------------------------------------------------------------------------------------------
+
+
+def _cases() -> Iterator[Case]:
+    in_turn, by_worker = list(legacy.ORDERS)[:2], list(legacy.ORDERS)[2:]
+    for trainer, algorithms, orders in (
+        ("legacy", ALGORITHMS, [*in_turn, *by_worker]),
+        ("separation", ALGORITHMS, [*in_turn, *by_worker]),
+        ("separation, scores itself", ALGORITHMS, in_turn),
+        ("one-step-off", ["GRPO", "GDPO"], [*in_turn, *by_worker]),  # it has no REMAX
+        ("one-step-off, scores itself", ["GRPO"], in_turn),
+        ("fully async", ["GRPO", "GDPO"], in_turn),  # each row is a sample of its own
+    ):
+        for algorithm in algorithms:
+            yield from (Case(trainer, algorithm, order) for order in orders)
+            if algorithm == "GDPO":
+                yield Case(trainer, algorithm, NONE_IN_A_COMPONENT)
+
+
+CASES = list(_cases())
+
+SHORT = [
+    Case("legacy", "GRPO", "gsm8k first"),
+    Case("legacy", "REMAX", "math_dapo first"),
+    Case("legacy", "GDPO", NONE_IN_A_COMPONENT),
+    Case("separation", "GRPO", "a worker of gsm8k, a worker of math_dapo"),
+    Case("separation", "REMAX", "gsm8k first"),
+    Case("separation, scores itself", "GRPO", "gsm8k first"),
+    Case("one-step-off", "GRPO", "a worker of math_dapo, a worker of gsm8k"),
+    Case("fully async", "GRPO", "math_dapo first"),
+    Case("fully async", "GDPO", "gsm8k first"),
+]
+
+
+def outcome_of(case: Case, around: Surroundings) -> Outcome:
+    """Run a case in this process, to its end or its error."""
+    trained = returned(case.rows(around.rows))
+    try:
+        with _patience():
+            run = TRAINERS[case.trainer](case, around)
+    except Exception as error:  # out of the rig, or out of patience
+        run = Run(0, [], [], error, [])
+    lost = lost_values(trained, run.arrived)
+    values = sum(map(len, trained.values()))
+    if run.validation is not None:
+        validated = {
+            answer: {key: value for key, value in info.items() if key not in DUMPS_OWN}
+            for answer, info in returned_in_validation(case.validation_rows(around.rows)).items()
+        }
+        lost += lost_values(validated, map(dumped, run.validation))
+        values += sum(map(len, validated.values()))
+    return Outcome(
+        **asdict(case),
+        due=STEPS,
+        steps=run.steps,
+        values=values,
+        lost=dict(Counter(key for _, key, _, _ in lost)),
+        advantages=sum(found.numel() for found in run.advantages),
+        nans=sum(int(found.isnan().sum()) for found in run.advantages),
+        error=_told(run.error),
+    )
+
+
+def _told(error: Exception | None) -> str:
+    """An exception in one line: what Ray wraps around the one of a worker is left out."""
+    if error is None:
+        return ""
+    error = getattr(error, "cause", None) or error
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    def give_up(*_: Any) -> None:
+        raise TimeoutError(f"not at its end after {PATIENCE} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
