@@ -8,10 +8,10 @@ CONSTRAINTS := constraints/verl-$(VERL).txt
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format constraints clean
+.PHONY: help setup demo test e2e lint format constraints clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make the virtual environment for verl $(VERL)
 
@@ -26,6 +26,10 @@ demo: $(READY) ## mixed reward schemas on real verl and Ray: stock beside verl-e
 
 test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest)
 	$(BIN)/python -m pytest $(ARGS)
+
+# From tests/: the wheel of verl installs a package of the name `tests`.
+e2e: $(READY) ## every trainer to the end on CPU, stock beside verl-ext (ARGS=--short: in a minute)
+	@cd tests && $(CURDIR)/$(BIN)/python -m e2e $(ARGS)
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -105,10 +106,15 @@ def run_leg(short: bool) -> int:
         from verl_ext.demo import rig
         from verl_ext.demo.data import read_rows
 
-        from . import matrix
+        from . import legacy, matrix
 
-        cases = matrix.SHORT if short else matrix.CASES
-        with rig.local_ray(), matrix.surroundings(read_rows()) as around:
+        cases, rows = matrix.SHORT if short else matrix.CASES, read_rows()
+        with (
+            rig.local_ray(),
+            tempfile.TemporaryDirectory() as directory,
+            legacy.managers(rig.build_model_dir(Path(directory)), rows, ["reward.num_workers=1"]) as managers,
+            matrix.surroundings(rows, managers) as around,
+        ):
             for number, case in enumerate(cases, 1):
                 say(step=f"{number} of {len(cases)}: {case.trainer}, {case.algorithm}, {case.order}")
                 say(outcome=asdict(matrix.outcome_of(case, around)))

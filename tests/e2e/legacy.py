@@ -132,8 +132,8 @@ def halves(rows: Sequence[Row], *sources: str) -> list[Row]:
 ORDERS: dict[str, Callable[[Sequence[Row]], list[Row]]] = {
     "gsm8k first": lambda rows: list(rows[: STEPS * PROMPTS]),
     "math_dapo first": lambda rows: list(rows[1 : STEPS * PROMPTS + 1]),
-    "a worker of gsm8k, a worker of math_dapo": lambda rows: halves(rows, GSM8K, MATH_DAPO),
-    "a worker of math_dapo, a worker of gsm8k": lambda rows: halves(rows, MATH_DAPO, GSM8K),
+    "by worker: gsm8k, math_dapo": lambda rows: halves(rows, GSM8K, MATH_DAPO),
+    "by worker: math_dapo, gsm8k": lambda rows: halves(rows, MATH_DAPO, GSM8K),
 }
 """The demo's rows in STEPS batches, of which each half goes to one of two agent-loop workers: the data sources in turn
 in both halves, or one in each."""

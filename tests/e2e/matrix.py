@@ -101,10 +101,10 @@ class Surroundings:
     queue: Any
     directory: Path
 
-    def config(self, case: Case) -> Any:
+    def config(self, *overrides: str) -> Any:
         """verl's configuration for a trainer that has neither data files nor checkpoints."""
         settings = ["trainer.test_freq=-1", "trainer.save_freq=-1"]
-        return rig.compose_config(self.managers.model_dir, [*legacy.SETTINGS, *settings, *case.overrides])
+        return rig.compose_config(self.managers.model_dir, [*legacy.SETTINGS, *settings, *overrides])
 
     @contextlib.contextmanager
     def nothing_scored_in_the_loop(self) -> Iterator[None]:
@@ -126,15 +126,13 @@ class Surroundings:
 
 
 @contextlib.contextmanager
-def surroundings(rows: Sequence[Row]) -> Iterator[Surroundings]:
-    """Start what the cases share, on the running Ray."""
-    with tempfile.TemporaryDirectory() as directory:
-        model_dir = rig.build_model_dir(Path(directory) / "model")
-        with (
-            legacy.managers(model_dir, rows) as managers,
-            fully_async.message_queue(rig.compose_config(model_dir)) as queue,
-        ):
-            yield Surroundings(rows, managers, queue, Path(directory))
+def surroundings(rows: Sequence[Row], managers: legacy.Managers) -> Iterator[Surroundings]:
+    """Start what else the cases share, on the running Ray."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        fully_async.message_queue(rig.compose_config(managers.model_dir)) as queue,
+    ):
+        yield Surroundings(rows, managers, queue, Path(directory))
 
 
 # --- the trainers ------------------------------------------------------------------------------------------------
@@ -167,7 +165,8 @@ def _separation(trainer_class: type, case: Case, around: Surroundings, *, scores
     """With `scores`, the trainer has the samples scored, not the agent loop."""
     rows, managers = case.rows(around.rows), around.managers
     scorers = [managers.reward_loop] if scores else []
-    trainer = trainer_class(around.config(case), managers.agent_loop, *scorers, steps=STEPS)
+    config = around.config(*case.overrides, f"trainer.balance_batch={not scores}")  # else it reorders what is scored
+    trainer = trainer_class(config, managers.agent_loop, *scorers, steps=STEPS)
     batches = [separation.loaded(rows[start : start + PROMPTS]) for start in range(0, len(rows), PROMPTS)]
     with around.nothing_scored_in_the_loop() if scores else contextlib.nullcontext():
         error = _raised(lambda: trainer.train_on(batches))
@@ -200,7 +199,7 @@ class FullyAsyncTrainer(separation.WithoutModels, fully_async.Trainer):
 
 
 def _fully_async(case: Case, around: Surroundings) -> Run:
-    config, managers = around.config(case), around.managers
+    config, managers = around.config(*case.overrides), around.managers
     manager = fully_async.FullyAsyncAgentLoopManager(config, managers.agent_loop.llm_client)
     manager.agent_loop_workers = managers.agent_loop.agent_loop_workers
     samples = fully_async.rollout_samples(case.rows(around.rows), config)
@@ -272,10 +271,10 @@ SHORT = [
     Case("legacy", "GRPO", "gsm8k first"),
     Case("legacy", "REMAX", "math_dapo first"),
     Case("legacy", "GDPO", NONE_IN_A_COMPONENT),
-    Case("separation", "GRPO", "a worker of gsm8k, a worker of math_dapo"),
+    Case("separation", "GRPO", "by worker: gsm8k, math_dapo"),
     Case("separation", "REMAX", "gsm8k first"),
     Case("separation, scores itself", "GRPO", "gsm8k first"),
-    Case("one-step-off", "GRPO", "a worker of math_dapo, a worker of gsm8k"),
+    Case("one-step-off", "GRPO", "by worker: math_dapo, gsm8k"),
     Case("fully async", "GRPO", "math_dapo first"),
     Case("fully async", "GDPO", "gsm8k first"),
 ]

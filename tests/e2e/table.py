@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-LONGEST_STOCK = 90
+LONGEST_STOCK = 80
 """Characters of an exception of stock verl's that the table shows."""
 
 
@@ -64,19 +64,23 @@ def report(console: Console, stock: Sequence[Outcome], ours: Sequence[Outcome]) 
     Returns:
         The exit code: 1 if there is no run, or with verl-ext one that did not finish, lost a value or trained on a NaN.
     """
-    table = Table(title="Rows of different reward schemas, to the end of training", title_justify="left")
+    table = Table(
+        title="Rows of different reward schemas, to the end of training (NaNs: among the advantages)",
+        title_justify="left",
+    )
     for heading in ("trainer", "algorithm", "rows"):
         table.add_column(heading, overflow="fold")
-    for heading in ("steps", "values in", "values out", "NaN"):
+    for heading in ("steps", "values in", "values out", "NaNs"):
         table.add_column(heading, justify="right")
     table.add_column("the same on stock verl", overflow="fold")
     before = None
     for theirs, outcome in zip(stock, ours, strict=True):
-        if before not in (None, outcome.trainer):
+        of_the_same = before is not None and before.trainer == outcome.trainer
+        if before is not None and not of_the_same:
             table.add_section()
         table.add_row(
-            outcome.trainer if before != outcome.trainer else "",
-            outcome.algorithm,
+            "" if of_the_same else outcome.trainer,
+            "" if of_the_same and before.algorithm == outcome.algorithm else outcome.algorithm,
             outcome.order,
             _counted(outcome.steps, outcome.due, f"{outcome.steps} of {outcome.due}"),
             str(outcome.values),
@@ -84,7 +88,7 @@ def report(console: Console, stock: Sequence[Outcome], ours: Sequence[Outcome]) 
             _counted(outcome.nans, 0),
             _on_stock(theirs),
         )
-        before = outcome.trainer
+        before = outcome
     console.print(table)
 
     faulty = [outcome for outcome in ours if outcome.faults]

@@ -12,8 +12,6 @@ import torch
 from verl.trainer.ppo import core_algos
 
 from verl_ext import plugin
-from verl_ext.demo import rig
-from verl_ext.demo.data import read_rows
 from verl_ext.errors import MissingRewardError
 from verl_ext.plugin import _site
 
@@ -24,24 +22,6 @@ pytestmark = pytest.mark.ray
 
 
 # --- the surroundings --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session", autouse=True)
-def ray_session():
-    with rig.local_ray():
-        yield
-
-
-@pytest.fixture(scope="module")
-def rows():
-    """The demo's rows: gsm8k, math_dapo and MATH in turn, with right, wrong and unparsable answers."""
-    return read_rows()
-
-
-@pytest.fixture(scope="module")
-def shared(rows, tmp_path_factory):
-    with legacy.managers(rig.build_model_dir(tmp_path_factory.mktemp("model")), rows) as managers:
-        yield managers
 
 
 @pytest.fixture
@@ -62,21 +42,6 @@ def train(trainer):
         return legacy.fit(trainer(rows_train, rows_val or rows_train[:4], *overrides))
 
     return run
-
-
-@pytest.fixture
-def stock():
-    """`with stock():` verl's own code runs in this process; workers act as stock without the managers' mark."""
-
-    @contextmanager
-    def off():
-        plugin.deactivate()
-        try:
-            yield
-        finally:
-            plugin.activate()
-
-    return off
 
 
 @pytest.fixture
@@ -144,11 +109,11 @@ ON_STOCK = {
         "remax": "KeyError: 'score'",
     },
     "math_dapo first": {"grpo": "KeyError: 'score'"},
-    "a worker of gsm8k, a worker of math_dapo": {
+    "by worker: gsm8k, math_dapo": {
         "grpo": "AssertionError: Key 'score' is not present",
         "remax": "KeyError: 'score'",
     },
-    "a worker of math_dapo, a worker of gsm8k": {
+    "by worker: math_dapo, gsm8k": {
         "grpo": "AssertionError: Conflicting values for meta_info key",
         "remax": "KeyError: 'score'",
     },

@@ -328,6 +328,21 @@ def test_what_a_colocated_reward_model_reports_stands_in_the_queue_where_readers
     )
 
 
+def test_a_colocated_reward_model_may_report_the_same_keys_in_every_validation_and_step(ours, model_dir):
+    run = ours(train=TWO_GROUPS, overrides=colocated(model_dir))
+    for step in (1, 2):
+        assert mean(run.validate(), "planned/acc", "acc") == 0.5
+        run.step()
+        assert sorted(line["acc"] for line in run.rollout_dump(step) if line["acc"] is not None) == [0, 1]
+
+
+def test_a_none_that_a_colocated_reward_model_reports_is_a_value_and_not_a_missing_key(ours, model_dir):
+    judged = [planned("question", {"score": 1.0, "remark": None}, {"score": 0.0})]
+    run = ours(train=judged, overrides=colocated(model_dir))
+    infos = [extra["reward_extra_info"] for (extra,) in run.rollout("extra_fields", score=True)]
+    assert sorted(infos, key=str) == [{"score": 0.0}, {"score": 1.0, "remark": None}]
+
+
 def test_a_key_of_a_colocated_reward_model_that_names_a_field_of_the_queue_is_refused_by_name(stock, ours, model_dir):
     judged = [planned("question", "{'score': 1.0, 'data_source': 'mine'}")]
     metrics = stock(val=judged, overrides=colocated(model_dir)).validate()
@@ -436,6 +451,17 @@ def test_gdpo_stops_before_a_component_that_some_samples_lack_or_takes_the_fill_
     assert all(row.isfinite().all() for row in run.advantages)
 
 
+def test_gdpo_asks_nothing_of_what_verl_adds_to_fill_up_the_batch(ours):
+    third = planned("question 2", *COMPONENTS[0]["responses"])
+    overrides = [*GDPO, "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
+    run = ours(train=[*COMPONENTS, third], overrides=overrides)
+    run.step()
+    added = [row for row in run.advantages if len(row) == 1]
+    earned = sorted(float(row[0]) for row in run.advantages if len(row) > 1)
+    assert [float(row[0]) for row in added] == [0.0] * 4
+    assert earned == pytest.approx([-math.sqrt(2)] * 3 + [0.0] * 6 + [math.sqrt(2)] * 3, abs=0.01)
+
+
 # --- whole runs --------------------------------------------------------------------------------------------------
 
 
@@ -508,3 +534,17 @@ def test_workers_without_the_plugin_are_a_named_error_in_the_trainers_process(pr
     untaught = processes[True].with_loops_of(processes[False])
     with pytest.raises(PluginMissingError, match="1 of 1 workers"):
         ours(val=rows, workers=untaught).validate()
+
+
+def test_a_manager_of_the_users_own_needs_nothing_but_generate_sequences(rows, stock, ours):
+    class OwnManager:
+        """All that verl's `TaskRunnerV1.init_agent_loop_manager` asks of one."""
+
+        def __init__(self, manager):
+            self.generate_sequences = manager.generate_sequences
+
+    for run in (stock(val=rows), ours(val=rows)):
+        run.trainer.agent_loop_manager = OwnManager(run.trainer.agent_loop_manager)
+        metrics = run.validate()
+        assert [mean(metrics, row["data_source"], "acc") for row in rows] == [1.0, 1.0]
+        run.step()

@@ -110,6 +110,7 @@ class PatchSite:
     detail: str = ""
     _patches: list[Patch] = field(default_factory=list)
     _undo: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
+    _made: dict[Patch, tuple[Function, Function]] = field(default_factory=dict)
 
     def wraps(
         self, target: str, *parameters: str, needed: Callable[[Any], bool] | None = None
@@ -151,6 +152,14 @@ class PatchSite:
             self.state, self.detail = State.ACTIVE, ", ".join([*(patch.target for patch in wanted), *unneeded])
 
     def _taught(self, patch: Patch, function: Function) -> Function:
+        # The same object each time: classes that Ray has decorated hold it, and pickle it by its name.
+        stock, taught = self._made.get(patch, (None, None))
+        if taught is None or stock is not function:
+            taught = self._make(patch, function)
+            self._made[patch] = function, taught
+        return taught
+
+    def _make(self, patch: Patch, function: Function) -> Function:
         try:
             taught = patch.teach(function)
         except Exception as error:  # such as a decorator of verl's that is not there any more

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from verl_ext.errors import MissingRewardError
 from verl_ext.plugin._site import Function, PatchSite
 from verl_ext.plugin.trainer_v1 import column_of, put_column, reading, reward_rows
 from verl_ext.schema import object_column
@@ -28,10 +29,14 @@ def _dapo_filtered_keys(stock: Function) -> Function:
             extra_fields = column_of(data, "extra_fields")
             rows = reward_rows(extra_fields)
             column = object_column([row.get(metric) for row in rows])
-            if None not in column.tolist():
+            try:
+                filled = training_values(metric, column, len(rows), settings, None)
+            except MissingRewardError:
+                sources = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["data_source"])
+                training_values(metric, column, len(rows), settings, column_of(sources, "data_source"))
+                raise
+            if filled is column:
                 return
-            sources = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["data_source"])
-            filled = training_values(metric, column, len(rows), settings, column_of(sources, "data_source"))
             put_column(
                 data,
                 "extra_fields",

@@ -26,6 +26,10 @@ ENVELOPE = "verl_ext/reward_extra_info"
 """The one reward key that verl's own assembly sees in a reply: `{"version": ..., "row": ...}` for every row."""
 
 
+ROWS = "_verl_ext_rows"
+"""Attribute of what the manager returns: the rows as they came, for a caller in this process."""
+
+
 @site.wraps("RewardLoopWorker.compute_score", "self", "data")
 def _compute_score(stock: Function) -> Function:
     async def compute_score(self: Any, data: Any) -> Any:
@@ -103,7 +107,9 @@ def _compute_rm_score(stock: Function) -> Function:
         rows = SparseNonTensor(envelope["row"] for envelope in envelopes)
         scored = SparseDataProto(batch=reply.batch, non_tensor_batch={RAW_COLUMN: rows})
         tensors = dict.fromkeys(data.batch.keys(), "a tensor of the batch that was scored")
-        return scored.finalize(reserved=tensors, keep_raw=False)
+        scored.finalize(reserved=tensors, keep_raw=False)
+        setattr(scored, ROWS, rows.tolist())
+        return scored
 
     return compute_rm_score
 

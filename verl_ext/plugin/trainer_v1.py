@@ -16,6 +16,7 @@ from verl_ext.plugin._dump import GENERATIONS, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite
 from verl_ext.plugin._workers import refuse_untaught
 from verl_ext.plugin.agent_loop import UNSCORED
+from verl_ext.plugin.reward_loop import ROWS
 from verl_ext.plugin.trainer import check_settings, kept_apart
 from verl_ext.schema import assemble_reward_extra_info
 
@@ -120,7 +121,7 @@ _CHECKED = "_verl_ext_checked"
 
 def _refuse_untaught_workers(trainer: Any) -> None:
     """Once for each set of workers: the v1 agent loop turns what fails in a worker into a tag, so they are asked."""
-    loops = list(trainer.agent_loop_manager.agent_loop_workers)
+    loops = list(getattr(trainer.agent_loop_manager, "agent_loop_workers", ()))  # a user's own manager may have none
     if getattr(trainer, _CHECKED, None) != loops:
         refuse_untaught(loops, "agent_loop")
         setattr(trainer, _CHECKED, loops)
@@ -197,11 +198,16 @@ def _dump_generations(stock: Function) -> Function:
         batch = _dumped.get()
         if batch is not None:  # verl hands over nothing but the keys of the samples, as `uid` (report 7588)
             columns = assemble_reward_extra_info(_rows_of(batch, reward_extra_infos_dict["uid"]))
-            lists = {key: column.tolist() for key, column in columns.items()}
+            lists = {_beside_own(key): column.tolist() for key, column in columns.items()}
             reward_extra_infos_dict = {**lists, **reward_extra_infos_dict}
         return stock(self, inputs, outputs, gts, scores, reward_extra_infos_dict, *args, **kwargs)
 
     return _dump_generations
+
+
+def _beside_own(key: str) -> str:
+    """The name of a reward key in a dump that knew none before: it takes none of the dump's own but `score`."""
+    return f"reward_extra/{key}" if key in ("input", "output", "gts", "step") else key
 
 
 def _rows_of(batch: Any, keys: Sequence[str]) -> list[Fields]:
@@ -251,11 +257,7 @@ def _compute_reward_colocate(stock: Function) -> Function:
             result = stock(self, batch, *args, **kwargs)
         finally:
             self.reward_loop_manager = manager
-        columns = {key: column.tolist() for key, column in recording.scored.non_tensor_batch.items()}
-        rows = [
-            {key: column[row] for key, column in columns.items() if column[row] is not None}
-            for row in range(len(batch.keys))
-        ]
+        rows = [row or {} for row in getattr(recording.scored, ROWS, [{}] * len(batch.keys))]
         extra_fields = column_of(tq.kv_batch_get(**queue, select_fields=["extra_fields"]), "extra_fields")
         tq.kv_batch_put(**queue, fields=tu.get_tensordict({"extra_fields": _with_rewards(extra_fields, rows)}))
         return result

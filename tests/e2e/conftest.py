@@ -1,0 +1,45 @@
+"""One local Ray for the session, one pair of managers for this package, and verl without the plugin for a `with`."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from verl_ext import plugin
+from verl_ext.demo import rig
+from verl_ext.demo.data import read_rows
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    with rig.local_ray():
+        yield
+
+
+@pytest.fixture(scope="package")
+def rows():
+    """The demo's rows: gsm8k, math_dapo and MATH in turn, with right, wrong and unparsable answers."""
+    return read_rows()
+
+
+@pytest.fixture(scope="package")
+def shared(ray_session, rows, tmp_path_factory):
+    """The managers; gone after this package, since the names of the reward loop's workers are fixed."""
+    from . import legacy  # which imports verl: not for tests that need none of this
+
+    with legacy.managers(rig.build_model_dir(tmp_path_factory.mktemp("model")), rows) as managers:
+        yield managers
+
+
+@pytest.fixture
+def stock():
+    """`with stock():` verl's own code runs in this process; workers act as stock without the managers' mark."""
+
+    @contextmanager
+    def off():
+        plugin.deactivate()
+        try:
+            yield
+        finally:
+            plugin.activate()
+
+    return off
