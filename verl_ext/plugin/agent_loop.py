@@ -44,7 +44,7 @@ _ABSENT = object()
 
 def _scores_several_outputs(module: Any) -> bool:
     """verl >= 0.9: one session of an agent loop may have several outputs, as the v1 trainer uses it."""
-    function = getattr(module.AgentLoopWorker, "_compute_score", None)
+    function = getattr(getattr(module, "AgentLoopWorker", None), "_compute_score", None)
     return function is not None and "outputs" in inspect.signature(function).parameters
 
 
