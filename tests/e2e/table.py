@@ -64,10 +64,8 @@ def report(console: Console, stock: Sequence[Outcome], ours: Sequence[Outcome]) 
     Returns:
         The exit code: 1 if there is no run, or with verl-ext one that did not finish, lost a value or trained on a NaN.
     """
-    table = Table(
-        title="Rows of different reward schemas, to the end of training (NaNs: among the advantages)",
-        title_justify="left",
-    )
+    title = "Rows of different reward schemas, to the end of training (NaNs: among the advantages)"
+    table = Table(title=title, title_justify="left")
     for heading in ("trainer", "algorithm", "rows"):
         table.add_column(heading, overflow="fold")
     for heading in ("steps", "values in", "values out", "NaNs"):
@@ -106,7 +104,7 @@ def _counted(found: int, expected: int, text: str = "") -> Text:
 
 def _on_stock(outcome: Outcome) -> Text:
     if not outcome.faults:
-        return Text("as with verl-ext", "green")
+        return Text("no fault", "green")
     error = outcome.error if len(outcome.error) <= LONGEST_STOCK else f"{outcome.error[: LONGEST_STOCK - 3]}..."
     if outcome.error and not outcome.steps:
         return Text(error, "red")

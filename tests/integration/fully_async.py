@@ -10,18 +10,19 @@ from types import SimpleNamespace
 import numpy as np
 import ray
 import torch
-from verl.experimental.fully_async_policy import fully_async_rollouter, fully_async_trainer
 from verl.experimental.fully_async_policy.detach_utils import RolloutSample, prepare_single_generation_data
+from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyncAgentLoopManager, FullyAsyncRollouter
+from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
 from verl.experimental.fully_async_policy.message_queue import MessageQueue, MessageQueueClient
 
 from verl_ext.demo import rig
 
+__all__ = ["OLDEST_WEIGHTS", "FullyAsyncAgentLoopManager", "Rollouter", "Trainer", "message_queue", "rollout_samples"]
+
 OLDEST_WEIGHTS = 3
 
-FullyAsyncAgentLoopManager = fully_async_rollouter.FullyAsyncAgentLoopManager
 
-
-class Rollouter(fully_async_rollouter.FullyAsyncRollouter.__ray_metadata__.modified_class):
+class Rollouter(FullyAsyncRollouter.__ray_metadata__.modified_class):
     """verl's rollouter in this process, without data sets, servers and the loop that feeds it."""
 
     def __init__(self, manager, queue):
@@ -38,7 +39,7 @@ class Rollouter(fully_async_rollouter.FullyAsyncRollouter.__ray_metadata__.modif
             await asyncio.gather(*map(self._process_single_sample_streaming, group))
 
 
-class Trainer(fully_async_trainer.FullyAsyncTrainer.__ray_metadata__.modified_class):
+class Trainer(FullyAsyncTrainer.__ray_metadata__.modified_class):
     """verl's trainer in this process, without models, worker groups and a rollouter of its own."""
 
     def __init__(self, config, queue, required_samples):

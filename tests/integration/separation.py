@@ -9,8 +9,8 @@ from unittest import mock
 
 import torch
 from verl import DataProto
-from verl.experimental.one_step_off_policy import ray_trainer as one_step_off
-from verl.experimental.separation import ray_trainer as separation
+from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
+from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
 
 from verl_ext.demo import rig
 
@@ -53,7 +53,7 @@ def _zeros(batch, *names):
     return {name: torch.zeros(batch.batch["responses"].shape) for name in names}
 
 
-class SeparationTrainer(WithoutModels, separation.SeparateRayPPOTrainer):
+class SeparationTrainer(WithoutModels, SeparateRayPPOTrainer):
     """verl's separation trainer in these surroundings."""
 
     def train_on(self, batch_dicts):
@@ -62,7 +62,7 @@ class SeparationTrainer(WithoutModels, separation.SeparateRayPPOTrainer):
         return self.seen
 
 
-class OneStepOffTrainer(WithoutModels, one_step_off.OneStepOffRayTrainer):
+class OneStepOffTrainer(WithoutModels, OneStepOffRayTrainer):
     """verl's one-step-off trainer in these surroundings: each batch is generated while the one before is trained on."""
 
     def train_on(self, batch_dicts):
