@@ -118,10 +118,14 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         if not any(map(is_sparse, data)):
             return DataProto.concat(data)
         cls = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), SparseDataProto)
-        batches = _finalized_where_mixed([batch for batch in data if len(batch)] or list(data))
-        empty = [batch.meta_info for batch in data if not len(batch) and len(batches) < len(data)]
-        infos = [batch.meta_info for batch in batches]
-        infos += [{key: value for key, value in info.items() if key != REWARD_KEYS} for info in empty]
+        any_rows = any(map(len, data))
+        counted = [bool(len(batch)) or not any_rows for batch in data]  # 0 rows contribute neither keys nor dtypes
+        batches = _finalized_where_mixed([batch for batch, counts in zip(data, counted, strict=True) if counts])
+        finalized = iter(batches)
+        infos = [
+            next(finalized).meta_info if counts else _without(batch.meta_info, REWARD_KEYS)
+            for batch, counts in zip(data, counted, strict=True)
+        ]
         return cls(
             batch=_concat_tensors(batches),
             non_tensor_batch=_concat_columns(batches),
@@ -334,9 +338,19 @@ def _array(column: Any) -> np.ndarray:
 
 def _reward_keys(batch: DataProto) -> list[str]:
     """Names of the reward columns: from the raw dicts where the batch still holds them, and `reward_extra_keys`."""
-    rows = batch.non_tensor_batch.get(RAW_COLUMN)
-    dicts = [] if rows is None else [row for row in _array(rows).ravel().tolist() if isinstance(row, dict)]
-    return _ordered_union([batch.meta_info.get(REWARD_KEYS, ()), *dicts])
+    columns = batch.non_tensor_batch
+    beside = [name for name in columns if "/" in name and _dicts(columns.get(name.partition("/")[0]))]
+    return _ordered_union([batch.meta_info.get(REWARD_KEYS) or (), *_dicts(columns.get(RAW_COLUMN)), beside])
+
+
+def _dicts(column: Any) -> list[dict[str, Any]]:
+    """The dicts that a column of them still holds; none, where it is another column."""
+    rows = [] if column is None else _array(column).ravel().tolist()
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _without(info: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in info.items() if name != key}
 
 
 def _merge_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -347,7 +361,7 @@ def _merge_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if key == "metrics":
                 metrics.extend(value if isinstance(value, list) else [] if value is None else [value])
             elif key == REWARD_KEYS:
-                merged[key] = _ordered_union([merged.get(key, ()), value])
+                merged[key] = _ordered_union([merged.get(key, ()), value or ()])
             elif key not in merged:
                 merged[key] = value
             elif not same_value(merged[key], value):
