@@ -57,7 +57,7 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
 
         The raw column `reward_extra_info` flattens to its bare keys, and they alone enter
         `meta_info["reward_extra_keys"]` (where the batch has `rm_scores`, as in verl's `AgentLoopWorker`); any other
-        flattens to `<column>/<key>`. Finalizing again changes nothing.
+        flattens to `<column>/<key>`. Finalizing again changes nothing; names that are reserved only then are checked.
 
         Args:
             reserved: names that are taken elsewhere, such as the columns of the batch that the trainer will `union`
