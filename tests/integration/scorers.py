@@ -34,6 +34,10 @@ async def slow_or_broken(data_source, solution_str, ground_truth, extra_info, **
     return {"score": 1.0, "acc": 1.0}
 
 
+def sometimes_no_score(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    return {"score": None if extra_info["index"] == 4 else 1.0}
+
+
 def names_a_tensor(data_source, solution_str, ground_truth, extra_info, **kwargs):
     return {"score": 1.0, "responses": "mine"}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import ray
 
-from verl_ext import FieldCollisionError, PluginMissingError, SparseDataProto
+from verl_ext import FieldCollisionError, MissingRewardError, PluginMissingError, SparseDataProto
 from verl_ext.demo import rig
 
 SCORERS = Path(__file__).with_name("scorers.py")
@@ -163,6 +163,15 @@ def test_a_reward_key_that_names_a_tensor_of_the_batch_is_refused_by_name(manage
     manager, config = manage(custom("names_a_tensor"))
     with pytest.raises(FieldCollisionError, match=r"'responses' .*row 0.* a tensor of the batch that was scored"):
         manager.compute_rm_score(rig.scored_batch(rows[:2], config))
+
+
+def test_a_score_of_none_is_a_named_error_with_the_data_source_the_index_and_the_scorer(manage, rows, stock):
+    manager, config = manage([*custom("sometimes_no_score"), "reward.num_workers=2"])
+    message = r"score of row \d of \d, data source 'math_dapo', index 4 is None \(from .*scorers.py:sometimes_no_score"
+    with pytest.raises(MissingRewardError, match=message):
+        manager.compute_rm_score(rig.scored_batch(rows[:6], config))
+    with stock(), pytest.raises(TypeError):
+        manager.compute_rm_score(rig.scored_batch(rows[:6], config))
 
 
 def without_plugin(config):

@@ -1,5 +1,6 @@
 """`process_validation_metrics`: verl's own numbers where all samples have a key, and the rest beside them."""
 
+import inspect
 import logging
 import math
 
@@ -110,7 +111,9 @@ def test_a_missing_value_is_never_nan_and_a_nan_stays_one(ours):
     assert math.isnan(ours(["s"] * 2, ["u", "v"], {"acc": [float("nan"), 0.5]})["s"]["acc"]["mean@1"])
 
 
-def test_a_failed_session_counts_as_zero_and_a_scored_one_without_the_key_does_not(ours):
+def test_a_failed_session_counts_as_zero_and_a_scored_one_without_the_key_does_not(ours, stock):
+    if "expected_acc_counts" not in inspect.signature(stock).parameters:
+        pytest.skip("verl before 0.9.1 does not count failed sessions")
     failed = ours(["s"] * 3, ["u"] * 3, {"acc": [1, 1, 1]}, expected_acc_counts={("s", "u"): 4})
     assert failed["s"]["acc"]["mean@4"] == 0.75
     scored = ours(["s"] * 4, ["u"] * 4, {"acc": [1, 1, None, 1]}, expected_acc_counts={("s", "u"): 4})

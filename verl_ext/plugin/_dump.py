@@ -37,6 +37,22 @@ def writing_dumpable(stock: Function) -> Function:
     return write_generations
 
 
+def dumping_dumpable(stock: Function) -> Function:
+    """The same for the `_dump_generations` of verl 0.7, which writes at once."""
+
+    def dump_generations(
+        self: Any, inputs: Any, outputs: Any, gts: Any, scores: Any, reward_extra_infos_dict: Any, dump_path: Any
+    ) -> Any:
+        def write(*arguments: Any) -> Any:
+            return stock(self, *arguments[:-1])
+
+        return writing_dumpable(write)(
+            inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path, self.global_steps
+        )
+
+    return dump_generations
+
+
 def dumpable(infos: Mapping[str, Sequence[Any]], own: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Reward columns for verl's `_write_generations`.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from verl_ext.plugin._site import REST, Function, PatchSite
+from verl_ext.errors import shown
+from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
 from verl_ext.settings import Settings, training_values
 
 site = PatchSite(
@@ -43,10 +44,14 @@ def components(algorithm: Any, columns: Any) -> dict[str, Any]:
         MissingRewardError: a component is missing for some samples and has no fill value, or is no finite number.
     """
     settings = Settings.of(algorithm)
+    keys = algorithm.get("gdpo_reward_keys", None) or ()
+    for key in settings.fill.keys() & set(keys) - columns.keys():
+        warn_once(
+            ("never came", key),
+            f"no sample of a whole batch has emitted the reward component {shown(key)}; all of them train with its "
+            f"fill value, {settings.fill[key]}",
+        )
     sources = columns.get("data_source")
     rows = len(next(iter(columns.values()), ()))
-    found = {
-        key: training_values(key, columns.get(key), rows, settings, sources)
-        for key in algorithm.get("gdpo_reward_keys", None) or ()
-    }
+    found = {key: training_values(key, columns.get(key), rows, settings, sources) for key in keys}
     return {key: column for key, column in found.items() if column is not None}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.errors import shown
-from verl_ext.plugin._dump import GENERATIONS, writing_dumpable
+from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
 from verl_ext.settings import Settings
 
@@ -187,6 +187,18 @@ def _log_rollout_data(stock: Function) -> Function:
     return _log_rollout_data
 
 
-@site.wraps("RayPPOTrainer._write_generations", *GENERATIONS)
+def _writes_in_the_background(module: Any) -> bool:
+    """verl >= 0.8: `_dump_generations` hands over to `_write_generations` in a thread."""
+    return hasattr(module.RayPPOTrainer, "_write_generations")
+
+
+@site.wraps("RayPPOTrainer._write_generations", *GENERATIONS, needed=_writes_in_the_background)
 def _write_generations(stock: Function) -> Function:
     return writing_dumpable(stock)
+
+
+@site.wraps(
+    "RayPPOTrainer._dump_generations", "self", *GENERATIONS[:-1], needed=lambda m: not _writes_in_the_background(m)
+)
+def _dump_generations(stock: Function) -> Function:
+    return dumping_dumpable(stock)
