@@ -98,7 +98,7 @@ def training_values(key: str, column: Any, rows: int, settings: Settings, data_s
         MissingRewardError: samples lack the key and no fill value is set; how many, of which data sources.
         MissingRewardError: a value is no finite number; names the row.
     """
-    values = [None] * rows if column is None else list(column)
+    values = [None] * rows if column is None else np.asarray(column).tolist()
     missing = np.array([value is None for value in values], dtype=bool)
     for row, value in enumerate(values):
         if value is not None and not _is_finite(value):

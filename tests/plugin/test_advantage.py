@@ -27,7 +27,7 @@ def gdpo():
     def advantages(columns, fill=None, positional=False):
         root = OmegaConf.create({"algorithm": {"gdpo_reward_keys": ["acc", "form"]}, "verl_ext": {"fill": fill or {}}})
         mask = torch.ones(4, 2)
-        batch = {"prompts": torch.zeros(4, 1), "attention_mask": torch.ones(4, 3)}
+        batch = {"prompts": torch.zeros(4, 1), "attention_mask": torch.ones(4, 3, dtype=torch.int64)}
         columns = {"data_source": np.array(["a", "a", "b", "b"], dtype=object), **columns}
         function = core_algos.get_adv_estimator_fn("gdpo")
         index = np.array(["u", "u", "v", "v"], dtype=object)
@@ -58,7 +58,7 @@ def on_stock(columns):
             index=np.array(["u", "u", "v", "v"], dtype=object),
             config=OmegaConf.create({"gdpo_reward_keys": ["acc", "form"]}),
             non_tensor_batch=columns,
-            batch={"prompts": torch.zeros(4, 1), "attention_mask": torch.ones(4, 3)},
+            batch={"prompts": torch.zeros(4, 1), "attention_mask": torch.ones(4, 3, dtype=torch.int64)},
         )[0]
     finally:
         plugin.activate()
