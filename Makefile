@@ -17,12 +17,13 @@ setup: $(READY) ## make the virtual environment for verl $(VERL)
 
 $(READY): $(CONSTRAINTS) setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "verl-ext needs Python >= 3.10")'
+	@echo "Setting up $(VENV): about 2 GB from the package registry, some minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) verl==$(VERL) -e '.[test,lint]'
 	touch $@
 
 demo: $(READY) ## mixed reward schemas on real verl and Ray: stock beside verl-ext
-	@$(BIN)/verl-ext demo $(if $(ROWS),--rows $(ROWS))
+	@$(BIN)/verl-ext demo $(if $(ROWS),--rows "$(ROWS)")
 
 test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest)
 	$(BIN)/python -m pytest $(ARGS)

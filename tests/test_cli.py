@@ -63,7 +63,8 @@ def test_rows_without_a_column_end_with_exit_code_2_and_one_line_on_stderr_that_
     result = CliRunner().invoke(app, ["demo", "--rows", str(path)])
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr.startswith(f"verl-ext: {path} lacks the column {column!r}. It must be in verl's row format")
+    message = f"verl-ext: {path} lacks the column {column!r}. The rows must be in verl's row format"
+    assert result.stderr.startswith(message)
     assert result.stderr.count("\n") == 1
 
 

@@ -60,7 +60,7 @@ def test_a_collision_names_the_keys_their_places_their_origin_and_a_way_out() ->
         "2 reward key(s) would overwrite what the batch already holds: "
         "'uid' (first in row 3, data source 'openai/gsm8k') is already a column of this batch; "
         "'responses' is already a tensor of this batch. "
-        "Rename them in the dict that your reward function returns, for example to 'reward_uid'."
+        "Rename them in the dict that your reward function returns, for example 'uid' to 'reward_uid'."
     )
     assert error.collisions == {"uid": "a column of this batch", "responses": "a tensor of this batch"}
     assert error.origin == {"uid": "first in row 3, data source 'openai/gsm8k'"}

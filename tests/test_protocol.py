@@ -1274,3 +1274,11 @@ def test_union_accepts_a_plain_list_as_a_column() -> None:
     rewards = batch_of()
     rewards.non_tensor_batch["processing_times"] = [1.0, 2.0, 3.0, 4.0]
     assert columns_of(prompts().union(rewards))["processing_times"] == ("float64", [1.0, 2.0, 3.0, 4.0])
+
+
+@pytest.mark.parametrize("infos", [[], [{"acc": 1.0}], [{}] * 3])
+def test_attaching_more_or_fewer_reward_dicts_than_samples_is_a_named_error(infos):
+    output = DataProto.from_dict(tensors={"responses": torch.zeros(2, 1)})
+    with pytest.raises(RowError, match=rf"{len(infos)} reward dict\(s\) for 2 sample\(s\)"):
+        attach_reward_extra_info(output, infos)
+    assert output.non_tensor_batch == {}

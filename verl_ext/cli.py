@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from verl_ext import __version__
 from verl_ext.errors import VerlExtError
 
 app = typer.Typer(
@@ -20,8 +21,16 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"verl-ext {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say it.")] = False,
+) -> None:
     """Reward functions for verl may return any keys for any sample, and every value arrives."""
 
 
@@ -33,7 +42,7 @@ def demo(
 ) -> None:
     """Run mixed rows through verl's own managers on local Ray: on stock verl, and with verl-ext.
 
-    Exit code 1 if verl-ext lost a value.
+    It switches the plugin off and on itself, whatever VERL_EXT_DISABLE says. Exit code 1 if verl-ext lost a value.
     """
     from verl_ext.demo.show import run_demo
 

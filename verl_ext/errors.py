@@ -52,7 +52,8 @@ class FieldCollisionError(VerlExtError, ValueError):
         one = next(iter(self.collisions), "key")
         super().__init__(
             f"{len(self.collisions)} reward key(s) would overwrite what the batch already holds: {'; '.join(clashes)}. "
-            f"Rename them in the dict that your reward function returns, for example to {shown(f'reward_{one}')}."
+            f"Rename them in the dict that your reward function returns, for example {shown(one)} to "
+            f"{shown(f'reward_{one}')}."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

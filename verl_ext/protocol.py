@@ -13,7 +13,14 @@ import numpy as np
 import torch
 
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor, raw_columns
-from verl_ext.errors import BatchMismatchError, FieldCollisionError, UnfinalizedError, VerlNotFoundError, shown
+from verl_ext.errors import (
+    BatchMismatchError,
+    FieldCollisionError,
+    RowError,
+    UnfinalizedError,
+    VerlNotFoundError,
+    shown,
+)
 from verl_ext.schema import (
     assemble_reward_extra_info,
     concatenate,
@@ -201,8 +208,13 @@ def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseD
         infos: one dict from reward key to value per sample, or `None`; `(batch,)`.
 
     Raises:
-        RowError: a row is no dict, or a key no `str`; names the row.
+        RowError: a row is no dict, or a key no `str`, or there are more or fewer rows than samples.
     """
+    column = SparseNonTensor(infos)
+    if len(column) != len(output):
+        raise RowError(
+            f"{len(column)} reward dict(s) for {len(output)} sample(s): there must be one, or None, for each"
+        )
     columns = dict(output.non_tensor_batch)
     names = list(columns)
     # verl puts the reward keys before this column (`AgentLoopWorker._postprocess`), so that the order stays verl's.
@@ -210,7 +222,7 @@ def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseD
     moved = {name: columns.pop(name) for name in behind}
     return SparseDataProto(
         batch=output.batch,
-        non_tensor_batch={**columns, RAW_COLUMN: SparseNonTensor(infos), **moved},
+        non_tensor_batch={**columns, RAW_COLUMN: column, **moved},
         meta_info=output.meta_info,
     )
 

@@ -137,7 +137,7 @@ def test_a_file_without_a_row_is_refused(written):
 @pytest.mark.parametrize("column", ["data_source", "prompt", "reward_model", "response"])
 def test_a_missing_column_is_named_with_the_format(column, written):
     rows = [{key: value for key, value in GOOD.items() if key != column}]
-    assert refusal(written(rows)) == f"FILE lacks the column {column!r}. It must be in {ROW_FORMAT}"
+    assert refusal(written(rows)) == f"FILE lacks the column {column!r}. The rows must be in {ROW_FORMAT}"
 
 
 WRONG = {
@@ -178,7 +178,8 @@ def test_the_row_that_lacks_a_value_is_named_by_its_number(column, written):
 
 def test_a_key_that_only_some_rows_have_is_missed_in_the_row_without_it(written):
     rows = [GOOD, {**GOOD, "reward_model": {"style": "model"}}]
-    assert refusal(written(rows)).startswith("FILE, row 1: reward_model holds no ground_truth")
+    found = "{'style': 'model', 'ground_truth': None}"
+    assert refusal(written(rows)).startswith(f"FILE, row 1: reward_model is {found}, without a ground_truth")
 
 
 def test_a_hostile_value_neither_floods_nor_drives_a_terminal(written):

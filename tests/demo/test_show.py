@@ -339,7 +339,7 @@ def test_the_demo_returns_how_many_values_verl_ext_lost_and_shows_progress_safel
     file = io.StringIO()
     assert show.run_demo(Console(file=file, width=80, force_terminal=True)) == lost
     printed = file.getvalue()
-    assert "66 rows of 3 data sources (openai/gsm8k, math_dapo, lighteval/MATH)" in printed
+    assert "66 row(s) of 3 data source(s) (openai/gsm8k, math_dapo, lighteval/MATH)" in printed
     assert "stock verl: \\x1b]0;title\\x07[/red] first" in printed
     assert "\x1b]" not in printed
     assert "\x07" not in printed

@@ -408,7 +408,7 @@ def test_a_site_whose_verl_function_changed_is_off_as_a_whole_and_says_which(nam
     module = ModuleType(site.module)
     vars(module).update(vars(sys.modules[site.module]))
     for patch in site._patches:
-        if patch.needed is None:
+        if patch.needed is None or patch.needed(sys.modules[site.module]):
             *path, attribute = patch.target.split(".")
             found = standing(sys.modules[site.module], patch.target)
             place(module, path, attribute, change(patch, found) if patch.target == target else found)
@@ -429,7 +429,7 @@ def place(module, path, attribute, value):
     owner = module
     if path:
         owner = vars(module).get(path[0])
-        if owner is None or owner.__module__ != __name__:
+        if owner is None or getattr(owner, "__module__", None) != __name__:
             owner = type(path[0], (), {"__module__": __name__})
             setattr(module, path[0], owner)
     if value is not None:

@@ -41,7 +41,7 @@ def read_rows(path: Path | None = None) -> list[dict[str, Any]]:
         raise RowsFileError(f"{path} holds no row")
     for column in _NEEDED:
         if column not in rows[0]:
-            raise RowsFileError(f"{path} lacks the column {column!r}. It must be in {ROW_FORMAT}")
+            raise RowsFileError(f"{path} lacks the column {column!r}. The rows must be in {ROW_FORMAT}")
     for number, row in enumerate(rows):
         _check(path, number, row)
     return rows
@@ -50,15 +50,22 @@ def read_rows(path: Path | None = None) -> list[dict[str, Any]]:
 def _check(path: Path, number: int, row: dict[str, Any]) -> None:
     for column in ("data_source", "response"):
         if not isinstance(row[column], str):
-            raise RowsFileError(f"{path}, row {number}: {column} is {shown(row[column])}, not text. {ROW_FORMAT}")
+            raise RowsFileError(
+                f"{path}, row {number}: {column} is {shown(row[column])}, not text. The rows must be in {ROW_FORMAT}"
+            )
     prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
     if not isinstance(prompt, list) or not prompt or not all(map(_is_message, prompt)):
-        raise RowsFileError(f"{path}, row {number}: prompt is {shown(prompt)}. It must be in {ROW_FORMAT}")
+        raise RowsFileError(f"{path}, row {number}: prompt is {shown(prompt)}. The rows must be in {ROW_FORMAT}")
     # a key that only some rows have comes back from parquet as None
     if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
-        raise RowsFileError(f"{path}, row {number}: reward_model holds no ground_truth. It must be in {ROW_FORMAT}")
+        raise RowsFileError(
+            f"{path}, row {number}: reward_model is {shown(reward_model)}, without a ground_truth. The rows must be in "
+            f"{ROW_FORMAT}"
+        )
     if not isinstance(extra_info, dict | None):
-        raise RowsFileError(f"{path}, row {number}: extra_info is {shown(extra_info)}, not a dict. {ROW_FORMAT}")
+        raise RowsFileError(
+            f"{path}, row {number}: extra_info is {shown(extra_info)}, not a dict. The rows must be in {ROW_FORMAT}"
+        )
 
 
 def _is_message(turn: Any) -> bool:

@@ -11,12 +11,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from verl_ext.demo import rig
 from verl_ext.demo.data import read_rows
-from verl_ext.errors import shown
+from verl_ext.errors import VerlExtError, shown
 from verl_ext.schema import same_value
 
 Row = dict[str, Any]
@@ -24,7 +25,12 @@ Emitted = list[dict[str, Any]]
 Job = Callable[[Sequence[Row]], Any]
 
 WORKERS = 2
-ROWS_SHOWN = 9
+MOST_AGENT_WORKERS = 3
+ROWS_SHOWN = 12
+
+
+class ScorerError(VerlExtError, RuntimeError):
+    """A scorer of verl's cannot score a row of the demo."""
 
 
 def main() -> None:
@@ -35,72 +41,73 @@ def main() -> None:
 
 
 def run(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The events of one leg: `{"step": ...}` while it works, `{"outcome": ...}` for each path and row order."""
+    """The events of one leg.
+
+    `{"step": ...}` while it works, `{"outcome": ...}` for each path and row order, and `{"failed": ...}` at the end
+    where a scorer cannot score a row.
+    """
     yield {"step": "composing verl's configuration"}
     with tempfile.TemporaryDirectory() as directory:
         config = _config(rows, Path(directory))
         yield {"step": "starting Ray"}
         with rig.local_ray():
-            yield {"step": "starting the workers"}
+            yield {"step": "starting the workers, scoring each row by itself"}
             scorer = rig.reward_loop_manager(config)
             roller = rig.fully_async_manager(
                 config, rig.RecordedClient(rows, config), scorer.reward_loop_worker_handles
             )
-
-            def reward_loop(ordered: Sequence[Row]) -> Any:
-                return scorer.compute_rm_score(rig.scored_batch(ordered, config))
-
-            def agent_loop(ordered: Sequence[Row]) -> Any:
-                return roller.generate_sequences(rig.prompt_batch(ordered))
-
-            def fully_async(ordered: Sequence[Row]) -> Any:
-                return asyncio.run(_one_by_one(roller, ordered, config))
-
-            first, second = _two_schemas(rows)
-            jobs: list[tuple[str, str, Sequence[Row], Job]] = [
-                *(
-                    ("reward loop", f"{turned[0]['data_source']} first", turned, reward_loop)
-                    for turned in _rotations(rows)
-                ),
-                ("agent loop", "one schema per worker", [*first, *second], agent_loop),
-                ("agent loop", "one schema per worker, reversed", [*second, *first], agent_loop),
-                ("fully async", "samples finished one by one", [*first, *second], fully_async),
-            ]
-            for path, order, ordered, job in jobs:
+            try:
+                emitted = _emitted(scorer, rows, config)
+            except ScorerError as error:
+                yield {"failed": str(error)}
+                return
+            for path, order, numbers, job in _jobs(rows, scorer, roller, config):
                 yield {"step": f"{path}, {order}"}
-                yield {"outcome": outcome(path, order, ordered, _emitted(scorer, ordered, config), job)}
+                ordered = [rows[number] for number in numbers]
+                yield {"outcome": outcome(path, order, ordered, [emitted[number] for number in numbers], job)}
+
+
+def _jobs(rows: Sequence[Row], scorer: Any, roller: Any, config: Any) -> Iterator[tuple[str, str, list[int], Job]]:
+    """Every path in every row order: its name, the order's, the rows' numbers, and what makes a batch of them."""
+    from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
+
+    def reward_loop(ordered: Sequence[Row]) -> Any:
+        return scorer.compute_rm_score(rig.scored_batch(ordered, config))
+
+    def agent_loop(ordered: Sequence[Row]) -> Any:
+        padded, added = pad_dataproto_to_divisor(rig.prompt_batch(ordered), len(roller.agent_loop_workers))
+        return unpad_dataproto(roller.generate_sequences(padded), added)
+
+    def fully_async(ordered: Sequence[Row]) -> Any:
+        return asyncio.run(_one_by_one(roller, ordered, config))
+
+    by_source: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        by_source.setdefault(row["data_source"], []).append(number)
+    for source, numbers in by_source.items():
+        yield "reward loop", f"{source} first", [*range(numbers[0], len(rows)), *range(numbers[0])], reward_loop
+    groups = list(by_source.values())
+    evenly = len(groups) == len(roller.agent_loop_workers) and len(set(map(len, groups))) == 1
+    grouped = "one data source per worker" if evenly else "grouped by data source"
+    for first, source in list(enumerate(by_source))[:2]:
+        turned = [*groups[first:], *groups[:first]]
+        yield "agent loop", f"{grouped}, {source} first", list(chain.from_iterable(turned)), agent_loop
+    yield "fully async", "samples finished one by one", list(range(len(rows))), fully_async
 
 
 def _config(rows: Sequence[Row], directory: Path) -> Any:
     prompt = max(sum(len(str(turn["content"]).encode()) + 32 for turn in row["prompt"]) for row in rows)
     response = max(len(row["response"].encode()) for row in rows)
+    sources = len({row["data_source"] for row in rows})
     return rig.compose_config(
         rig.build_model_dir(directory),
         [
             f"reward.num_workers={WORKERS}",
-            f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}",
+            f"actor_rollout_ref.rollout.agent.num_workers={min(sources, MOST_AGENT_WORKERS)}",
             f"data.max_prompt_length={prompt + 32}",
             f"data.max_response_length={response + 1}",
         ],
     )
-
-
-def _rotations(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """The rows once for each data source, turned so that it comes first."""
-    sources = [row["data_source"] for row in rows]
-    for source in dict.fromkeys(sources):
-        first = sources.index(source)
-        yield [*rows[first:], *rows[:first]]
-
-
-def _two_schemas(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """As many rows of the first data source as of the second; all of them twice, where there is but one."""
-    by_source: dict[str, list[Row]] = {}
-    for row in rows:
-        by_source.setdefault(row["data_source"], []).append(row)
-    one, other = [*by_source.values(), list(rows)][:2]
-    count = min(len(one), len(other))
-    return one[:count], other[:count]
 
 
 async def _one_by_one(roller: Any, rows: Sequence[Row], config: Any) -> Any:
@@ -116,11 +123,25 @@ async def _one_by_one(roller: Any, rows: Sequence[Row], config: Any) -> Any:
 
 
 def _emitted(scorer: Any, rows: Sequence[Row], config: Any) -> Emitted:
-    """What verl's scorers return for each row, asked of the first worker without any manager in between."""
+    """What verl's scorers return for each row, asked of the first worker without any manager in between.
+
+    Raises:
+        ScorerError: a scorer cannot score a row; names the row, its data source and the scorer's own error.
+    """
     import ray
 
-    scored = ray.get(scorer.reward_loop_workers[0].compute_score_batch.remote(rig.scored_batch(rows, config)))
-    return [row["reward_extra_info"] for row in scored]
+    emitted: Emitted = []
+    batch, worker = rig.scored_batch(rows, config), scorer.reward_loop_workers[0]
+    for number, row in enumerate(rows):
+        try:
+            emitted.append(ray.get(worker.compute_score.remote(batch[number : number + 1]))["reward_extra_info"])
+        except Exception as error:
+            cause = getattr(error, "cause", error)
+            raise ScorerError(
+                f"verl's scorer cannot score row {number} (data source {shown(row['data_source'])}, ground_truth "
+                f"{shown(row['reward_model']['ground_truth'])}): {type(cause).__name__}: {shown(str(cause))}"
+            ) from error
+    return emitted
 
 
 def outcome(path: str, order: str, rows: Sequence[Row], emitted: Emitted, job: Job) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def run_demo(console: Console, rows_file: Path | None = None) -> int:
     """
     rows = read_rows(rows_file)
     sources = dict.fromkeys(row["data_source"] for row in rows)
-    console.print(Text(f"{len(rows)} rows of {len(sources)} data sources ({', '.join(map(_safe, sources))})"))
+    console.print(Text(f"{len(rows)} row(s) of {len(sources)} data source(s) ({', '.join(map(_safe, sources))})"))
     outcomes: dict[str, list[Outcome]] = {}
     with Progress(
         SpinnerColumn(),
@@ -68,6 +68,10 @@ def run_demo(console: Console, rows_file: Path | None = None) -> int:
             for event in _events(rows_file, environment):
                 if "step" in event:
                     progress.update(task, description=f"{leg}: {_safe(event['step'])}")
+                    if not console.is_terminal:  # no spinner there
+                        console.print(Text(f"{leg}: {_safe(event['step'])}"))
+                elif "failed" in event:
+                    raise DemoError(event["failed"])
                 else:
                     outcomes[leg].append(event["outcome"])
             progress.remove_task(task)
@@ -92,7 +96,9 @@ def _events(rows_file: Path | None, environment: dict[str, str]) -> Iterator[dic
         if process.wait() != 0:
             log.seek(0)
             tail = [_printable(line) for line in (last, *log.read().splitlines())][-12:]
-            raise DemoError(f"a leg of the demo ended with exit code {process.returncode}:\n" + "\n".join(tail))
+            raise DemoError(
+                f"the process that runs the rows ended with exit code {process.returncode}:\n" + "\n".join(tail)
+            )
 
 
 def _report(console: Console, stock: list[Outcome], ours: list[Outcome]) -> int:
@@ -113,6 +119,7 @@ def _report(console: Console, stock: list[Outcome], ours: list[Outcome]) -> int:
     console.print(
         Panel.fit(
             f"[bold {'red' if lost else 'green'}]with verl-ext: {verdict}[/]   on stock verl: {stock_lost} of {values}"
+            "\n(a path that ends in an exception has lost all of its values)"
         )
     )
     return int(lost)

@@ -189,7 +189,7 @@ def _log_rollout_data(stock: Function) -> Function:
 
 def _writes_in_the_background(module: Any) -> bool:
     """verl >= 0.8: `_dump_generations` hands over to `_write_generations` in a thread."""
-    return hasattr(module.RayPPOTrainer, "_write_generations")
+    return hasattr(getattr(module, "RayPPOTrainer", None), "_write_generations")
 
 
 @site.wraps("RayPPOTrainer._write_generations", *GENERATIONS, needed=_writes_in_the_background)
