@@ -170,14 +170,15 @@ def _is_numpy_number(kind: type) -> bool:
     return issubclass(kind, np.bool_ | np.number) and not issubclass(kind, np.timedelta64)
 
 
-def _is_tensor(kind: type) -> bool:
+def is_tensor(kind: type) -> bool:
+    """Whether values of this type are torch tensors, told without importing torch."""
     torch = sys.modules.get("torch")  # where torch was never imported, no value is a tensor
     return torch is not None and issubclass(kind, torch.Tensor)
 
 
 def _is_plain(kind: type) -> bool:
     """Whether values of this type stay as they are in an object column."""
-    return not (_is_numpy_number(kind) or kind is np.ndarray or _is_tensor(kind))
+    return not (_is_numpy_number(kind) or kind is np.ndarray or is_tensor(kind))
 
 
 def _numpy_dtype(value: Any) -> np.dtype | None:
@@ -185,7 +186,7 @@ def _numpy_dtype(value: Any) -> np.dtype | None:
     if _is_numpy_number(type(value)) or (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc"):
         dtype: np.dtype = value.dtype.newbyteorder("=")
         return dtype
-    if _is_tensor(type(value)) and value.ndim == 0:
+    if is_tensor(type(value)) and value.ndim == 0:
         name = str(value.dtype).removeprefix("torch.")
         try:
             return np.dtype(name)  # the two share their names, but for bfloat16 and the like, which NumPy lacks
@@ -211,7 +212,7 @@ def _python_number(value: Any, otherwise: Any) -> Any:
     if _is_numpy_number(type(value)):
         number = value.item()
     elif (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc") or (
-        _is_tensor(type(value)) and value.ndim == 0
+        is_tensor(type(value)) and value.ndim == 0
     ):
         try:
             number = value.item()
@@ -342,6 +343,6 @@ def _listed(value: Any) -> Any:
         if value.dtype.kind in _SAME_IN_PYTHON:
             return value.tolist()
         return list(np.asarray(value)) if value.shape else value
-    if _is_tensor(type(value)):
+    if is_tensor(type(value)):
         return value.tolist()
     return list(value) if type(value) is tuple else value

@@ -1,10 +1,7 @@
-"""One local Ray for the session, one pair of managers for this package, and verl without the plugin for a `with`."""
-
-from contextlib import contextmanager
+"""One local Ray for the session, and one pair of managers for this package."""
 
 import pytest
 
-from verl_ext import plugin
 from verl_ext.demo import rig
 from verl_ext.demo.data import read_rows
 
@@ -28,18 +25,3 @@ def shared(ray_session, rows, tmp_path_factory):
 
     with legacy.managers(rig.build_model_dir(tmp_path_factory.mktemp("model")), rows) as managers:
         yield managers
-
-
-@pytest.fixture
-def stock():
-    """`with stock():` verl's own code runs in this process; workers act as stock without the managers' mark."""
-
-    @contextmanager
-    def off():
-        plugin.deactivate()
-        try:
-            yield
-        finally:
-            plugin.activate()
-
-    return off

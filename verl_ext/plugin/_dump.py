@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_ext.errors import shown
 from verl_ext.plugin._site import Function, warn_once
-from verl_ext.schema import object_column
+from verl_ext.schema import is_tensor, object_column
 
 GENERATIONS = ("inputs", "outputs", "gts", "scores", "reward_extra_infos_dict", "dump_path", "global_steps")
 """The parameters of the `_write_generations` of verl's trainers."""
@@ -29,8 +29,7 @@ def writing_dumpable(stock: Function) -> Function:
         dump_path: Any,
         global_steps: Any,
     ) -> Any:
-        steps = [global_steps] * len(inputs)
-        own = {"input": inputs, "output": outputs, "gts": gts, "score": scores, "step": steps}
+        own = _own_fields(inputs, outputs, gts, scores, global_steps)
         infos = dumpable(reward_extra_infos_dict, own)
         return stock(inputs, outputs, gts, scores, infos, dump_path, global_steps)
 
@@ -43,14 +42,15 @@ def dumping_dumpable(stock: Function) -> Function:
     def dump_generations(
         self: Any, inputs: Any, outputs: Any, gts: Any, scores: Any, reward_extra_infos_dict: Any, dump_path: Any
     ) -> Any:
-        def write(*arguments: Any) -> Any:
-            return stock(self, *arguments[:-1])
-
-        return writing_dumpable(write)(
-            inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path, self.global_steps
-        )
+        own = _own_fields(inputs, outputs, gts, scores, self.global_steps)
+        return stock(self, inputs, outputs, gts, scores, dumpable(reward_extra_infos_dict, own), dump_path)
 
     return dump_generations
+
+
+def _own_fields(inputs: Any, outputs: Any, gts: Any, scores: Any, step: Any) -> dict[str, Sequence[Any]]:
+    """The fields that verl writes for each row before the reward columns."""
+    return {"input": inputs, "output": outputs, "gts": gts, "score": scores, "step": [step] * len(inputs)}
 
 
 def dumpable(infos: Mapping[str, Sequence[Any]], own: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -76,7 +76,7 @@ def dumpable(infos: Mapping[str, Sequence[Any]], own: Mapping[str, Sequence[Any]
 def _json_value(key: str, value: Any, depth: int = 0) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
-    if isinstance(value, np.generic | np.ndarray) or type(value).__module__.startswith("torch"):
+    if isinstance(value, np.generic | np.ndarray) or is_tensor(type(value)):
         value = _python_value(value)
     if depth < _DEEPEST and isinstance(value, dict):
         return {_json_name(name): _json_value(key, item, depth + 1) for name, item in value.items()}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from verl_ext.errors import shown
@@ -33,6 +34,11 @@ def _compute_gdpo_outcome_advantage(stock: Function) -> Function:
     return compute_gdpo_outcome_advantage
 
 
+def component_keys(algorithm: Any) -> Sequence[str]:
+    """The reward keys that GDPO trains on, by verl's `config.algorithm`; none for other estimators' configurations."""
+    return algorithm.get("gdpo_reward_keys", None) or ()
+
+
 def components(algorithm: Any, columns: Any) -> dict[str, Any]:
     """The GDPO components of a batch, as training may use them.
 
@@ -44,7 +50,7 @@ def components(algorithm: Any, columns: Any) -> dict[str, Any]:
         MissingRewardError: a component is missing for some samples and has no fill value, or is no finite number.
     """
     settings = Settings.of(algorithm)
-    keys = algorithm.get("gdpo_reward_keys", None) or ()
+    keys = component_keys(algorithm)
     for key in settings.fill.keys() & set(keys) - columns.keys():
         warn_once(
             ("never came", key),

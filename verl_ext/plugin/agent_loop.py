@@ -16,10 +16,9 @@ import numpy as np
 
 import verl_ext
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
-from verl_ext.errors import MissingRewardError
-from verl_ext.plugin._site import REST, Function, PatchSite
+from verl_ext.plugin._site import REST, Function, PatchSite, holding
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
-from verl_ext.plugin.reward_loop import refuse_missing_scores
+from verl_ext.plugin.reward_loop import missing_score, refuse_missing_scores
 
 site = PatchSite(
     name="agent_loop",
@@ -53,11 +52,8 @@ def _worker_generate_sequences(stock: Function) -> Function:
     async def generate_sequences(self: Any, batch: Any) -> Any:
         if REQUEST not in batch.meta_info:
             return await stock(self, batch)
-        token = _asked.set(True)
-        try:
+        with holding(_asked, True):
             output = await stock(self, batch)
-        finally:
-            _asked.reset(token)
         columns = output.non_tensor_batch
         carried = frozenset(name for name, column in batch.non_tensor_batch.items() if columns.get(name) is column)
         columns[REPLY] = np.fromiter([(verl_ext.__version__, carried)] * len(output), dtype=object)
@@ -94,10 +90,7 @@ def _compute_score(stock: Function) -> Function:
         final = outputs[-1]
         if final.reward_score is None and self.reward_loop_worker_handles is not None:
             columns = {name: [value] for name, value in kwargs.items()}
-            try:
-                refuse_missing_scores([None], columns, self.config)
-            except MissingRewardError as error:
-                final.extra_fields[UNSCORED] = str(error)
+            final.extra_fields[UNSCORED] = missing_score(0, 1, columns, self.config)
         elif len(outputs) > 1:  # an agent loop that sets its own score may report nothing beside it: verl indexes it
             final.extra_fields.setdefault(RAW_COLUMN, {})
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_ext.errors import MissingRewardError
 from verl_ext.plugin._site import Function, PatchSite
-from verl_ext.plugin.trainer_v1 import column_of, put_column, reading, reward_rows
+from verl_ext.plugin.trainer_v1 import column_of, put_column, reading, reward_rows, with_rewards
 from verl_ext.schema import object_column
 from verl_ext.settings import Settings, training_values
 
@@ -37,15 +37,10 @@ def _dapo_filtered_keys(stock: Function) -> Function:
                 raise
             if filled is column:
                 return
-            put_column(
-                data,
-                "extra_fields",
-                [
-                    {**(fields or {}), "reward_extra_info": {**row, metric: float(value)}}
-                    for fields, row, value in zip(extra_fields, rows, filled, strict=True)
-                ],
-            )
+            rows = [{**row, metric: float(value)} for row, value in zip(rows, filled, strict=True)]
+            put_column(data, "extra_fields", with_rewards(extra_fields, rows))
 
-        return reading(fill)(stock)(self, partition_id)
+        with reading(fill):
+            return stock(self, partition_id)
 
     return _dapo_filtered_keys

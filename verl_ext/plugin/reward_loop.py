@@ -66,18 +66,22 @@ def refuse_missing_scores(scores: Sequence[Any], columns: Mapping[str, Any], con
         MissingRewardError: names the row, the data source and the scorer.
     """
     for row, score in enumerate(scores):
-        if score is not None:
-            continue
-        source = f", data source {shown(str(columns['data_source'][row]))}" if "data_source" in columns else ""
-        info = columns["extra_info"][row] if "extra_info" in columns else None
-        index = f", index {shown(info['index'])}" if isinstance(info, dict) and "index" in info else ""
-        custom = config.reward.get("custom_reward_function") or {}
-        scorer = f"{custom.get('path')}:{custom.get('name')}" if custom.get("path") else "verl's own scorer"
-        raise MissingRewardError(
-            f"the score of row {row} of {len(scores)}{source}{index} is None (from {scorer}, reward manager "
-            f"{shown(str(config.reward.reward_manager.name))}): return a number, for example 0.0 for an answer that "
-            "cannot be scored"
-        )
+        if score is None:
+            raise MissingRewardError(missing_score(row, len(scores), columns, config))
+
+
+def missing_score(row: int, rows: int, columns: Mapping[str, Any], config: Any) -> str:
+    """What to say of a sample whose score is `None`: the arguments are those of `refuse_missing_scores`."""
+    source = f", data source {shown(str(columns['data_source'][row]))}" if "data_source" in columns else ""
+    info = columns["extra_info"][row] if "extra_info" in columns else None
+    index = f", index {shown(info['index'])}" if isinstance(info, dict) and "index" in info else ""
+    custom = config.reward.get("custom_reward_function") or {}
+    scorer = f"{custom.get('path')}:{custom.get('name')}" if custom.get("path") else "verl's own scorer"
+    return (
+        f"the score of row {row} of {rows}{source}{index} is None (from {scorer}, reward manager "
+        f"{shown(str(config.reward.reward_manager.name))}): return a number, for example 0.0 for an answer that "
+        "cannot be scored"
+    )
 
 
 def _envelope(row: Row) -> dict[str, Any]:

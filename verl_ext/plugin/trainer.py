@@ -15,7 +15,8 @@ import numpy as np
 
 from verl_ext.errors import shown
 from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writing_dumpable
-from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
+from verl_ext.plugin._site import REST, Function, PatchSite, holding, warn_once
+from verl_ext.plugin.advantage import component_keys
 from verl_ext.settings import Settings
 
 site = PatchSite(
@@ -44,7 +45,7 @@ def check_settings(config: Any) -> None:
     """Refuse wrong settings by name at start, and warn of those that nothing will read."""
     settings = Settings.of(config)
     group_filter = config.algorithm.get("filter_groups", None) or {}
-    read = {*(config.algorithm.get("gdpo_reward_keys", None) or ()), group_filter.get("metric", None)}
+    read = {*component_keys(config.algorithm), group_filter.get("metric", None)}
     for key in settings.fill.keys() - read:
         warn_once(
             ("fill", key),
@@ -104,11 +105,8 @@ _ledger: ContextVar[_Ledger | None] = ContextVar("verl_ext_validation", default=
 @site.wraps("RayPPOTrainer._validate", "self", REST)
 def _validate(stock: Function) -> Function:
     def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _ledger.set(_Ledger())
-        try:
+        with holding(_ledger, _Ledger()):
             return stock(self, *args, **kwargs)
-        finally:
-            _ledger.reset(token)
 
     return _validate
 
@@ -150,8 +148,7 @@ def _compute_advantage(stock: Function) -> Function:
         data = stock(*args, **kwargs)
         call = signature.bind(*args, **kwargs).arguments
         if call["adv_estimator"] == "gdpo":
-            keys = call["config"].get("gdpo_reward_keys", None) or ()
-            columns = {key: data.non_tensor_batch.get(key) for key in keys}
+            columns = {key: data.non_tensor_batch.get(key) for key in component_keys(call["config"])}
             sparse = [key for key, column in columns.items() if column is not None and None in column.tolist()]
             setattr(data, _COMPONENTS, sparse)
         return data

@@ -7,17 +7,19 @@ look for it, GDPO gets its components, dumps carry the reward columns, and what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import FieldCollisionError, MissingRewardError, shown
 from verl_ext.plugin._dump import GENERATIONS, writing_dumpable
-from verl_ext.plugin._site import REST, Function, PatchSite
+from verl_ext.plugin._site import REST, Function, PatchSite, holding
 from verl_ext.plugin._workers import refuse_untaught
+from verl_ext.plugin.advantage import component_keys
 from verl_ext.plugin.agent_loop import UNSCORED
 from verl_ext.plugin.reward_loop import ROWS
-from verl_ext.plugin.trainer import check_settings, kept_apart
+from verl_ext.plugin.trainer import OWN_METRIC, check_settings, kept_apart
 from verl_ext.schema import assemble_reward_extra_info
 
 site = PatchSite(
@@ -77,20 +79,14 @@ def reward_rows(extra_fields: Sequence[Any]) -> list[Fields]:
     return [(fields.get(RAW_COLUMN) or {}) if isinstance(fields, dict) else {} for fields in extra_fields]
 
 
-def reading(reader: Reader) -> Callable[[Function], Function]:
-    """A decorator: while the function runs, `reader` sees what it gets from the queue, and may change it."""
+def with_rewards(extra_fields: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[Fields]:
+    """The samples' extra fields with `rows` as their reward dicts."""
+    return [{**(fields or {}), RAW_COLUMN: dict(row)} for fields, row in zip(extra_fields, rows, strict=True)]
 
-    def decorate(function: Function) -> Function:
-        def method(*args: Any, **kwargs: Any) -> Any:
-            token = _reader.set(reader)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                _reader.reset(token)
 
-        return method
-
-    return decorate
+def reading(reader: Reader) -> AbstractContextManager[None]:
+    """While the block runs, `reader` sees what comes from the queue, and may change it."""
+    return holding(_reader, reader)
 
 
 def _refuse_unscored(data: Any) -> None:
@@ -141,24 +137,20 @@ def _step(stock: Function) -> Function:
 
 @site.wraps("PPOTrainer._validate", "self", REST)
 def _validate(stock: Function) -> Function:
-    validate = reading(_keep_own_metric_apart)(stock)
-
     def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_untaught_workers(self)
-        return validate(self, *args, **kwargs)
+        with reading(_keep_own_metric_apart):
+            return stock(self, *args, **kwargs)
 
     return _validate
 
 
 def _keep_own_metric_apart(data: Any, keys: Sequence[str], partition_id: str) -> None:
     extra_fields = column_of(data, "extra_fields")
-    renamed = [{kept_apart(key): value for key, value in row.items()} for row in reward_rows(extra_fields)]
-    if renamed != reward_rows(extra_fields):
-        put_column(data, "extra_fields", _with_rewards(extra_fields, renamed))
-
-
-def _with_rewards(extra_fields: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[Fields]:
-    return [{**(fields or {}), RAW_COLUMN: dict(row)} for fields, row in zip(extra_fields, rows, strict=True)]
+    rows = reward_rows(extra_fields)
+    if any(OWN_METRIC in row for row in rows):
+        renamed = [{kept_apart(key): value for key, value in row.items()} for row in rows]
+        put_column(data, "extra_fields", with_rewards(extra_fields, renamed))
 
 
 # --- dumps -------------------------------------------------------------------------------------------------------
@@ -172,11 +164,8 @@ def _write_generations(stock: Function) -> Function:
 @site.wraps("PPOTrainer._log_rollout_data", "self", "batch", REST)
 def _log_rollout_data(stock: Function) -> Function:
     def _log_rollout_data(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _dumped.set(batch)
-        try:
+        with holding(_dumped, batch):
             return stock(self, batch, *args, **kwargs)
-        finally:
-            _dumped.reset(token)
 
     return _log_rollout_data
 
@@ -215,9 +204,14 @@ def _rows_of(batch: Any, keys: Sequence[str]) -> list[Fields]:
     import transfer_queue as tq
 
     data = tq.kv_batch_get(keys=list(keys), partition_id=batch.partition_id, select_fields=["extra_fields"])
-    padding = {key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)}
+    padding = _padding(batch)
     rows = reward_rows(column_of(data, "extra_fields"))
     return [{} if key in padding else row for key, row in zip(keys, rows, strict=True)]
+
+
+def _padding(batch: Any) -> set[str]:
+    """The keys of what verl added to fill a batch up; such a sample carries a copy of another's extra fields."""
+    return {key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)}
 
 
 # --- a colocated reward model ------------------------------------------------------------------------------------
@@ -259,7 +253,7 @@ def _compute_reward_colocate(stock: Function) -> Function:
             self.reward_loop_manager = manager
         rows = [row or {} for row in getattr(recording.scored, ROWS, [{}] * len(batch.keys))]
         extra_fields = column_of(tq.kv_batch_get(**queue, select_fields=["extra_fields"]), "extra_fields")
-        tq.kv_batch_put(**queue, fields=tu.get_tensordict({"extra_fields": _with_rewards(extra_fields, rows)}))
+        tq.kv_batch_put(**queue, fields=tu.get_tensordict({"extra_fields": with_rewards(extra_fields, rows)}))
         return result
 
     return _compute_reward_colocate
@@ -271,11 +265,8 @@ def _compute_reward_colocate(stock: Function) -> Function:
 @site.wraps("PPOTrainer._compute_advantage", "self", "batch", REST)
 def _compute_advantage(stock: Function) -> Function:
     def _compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _trained.set(batch)
-        try:
+        with holding(_trained, batch):
             return stock(self, batch, *args, **kwargs)
-        finally:
-            _trained.reset(token)
 
     return _compute_advantage
 
@@ -285,7 +276,7 @@ def _compute_advantage_for_multi_trajectories(stock: Function) -> Function:
     def compute(data: Any, batch_keys: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
         batch = _trained.get()
         if adv_estimator == "gdpo" and batch is not None:
-            _hand_components(data, batch, kwargs["config"].get("gdpo_reward_keys", None) or ())
+            _hand_components(data, batch, component_keys(kwargs["config"]))
         return stock(data, batch_keys, adv_estimator, *args, **kwargs)
 
     return compute
@@ -308,10 +299,10 @@ def _hand_components(data: Any, batch: Any, components: Sequence[str]) -> None:
     data.batch["prompts"] = prompts
     data.batch["attention_mask"] = torch.cat(masks, dim=1).long()
 
-    padding = [tag.get("is_padding", False) for tag in batch.tags]
+    padding = _padding(batch)
     nothing = dict.fromkeys(components, 0.0)  # what verl added to fill the batch up has no reward either
     rows = reward_rows(column_of(queued, "extra_fields"))
-    rows = [nothing if padded else row for padded, row in zip(padding, rows, strict=True)]
+    rows = [nothing if key in padding else row for key, row in zip(batch.keys, rows, strict=True)]
     columns = assemble_reward_extra_info(rows)
     sources = assemble_reward_extra_info([{"data_source": str(source)} for source in column_of(queued, "data_source")])
     data.non_tensor_batch.update(sources)
