@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         RowError,
         SettingsError,
         UnfinalizedError,
+        UnsupportedVerlError,
         VerlExtError,
         VerlNotFoundError,
     )
@@ -34,6 +35,7 @@ __all__ = [
     "SparseDataProto",
     "SparseNonTensor",
     "UnfinalizedError",
+    "UnsupportedVerlError",
     "VerlExtError",
     "VerlNotFoundError",
     "assemble_reward_extra_info",

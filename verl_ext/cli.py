@@ -5,6 +5,7 @@ Exit codes: 0 all is well, 1 the run found a fault, 2 wrong use or input that ca
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,23 @@ def demo(
     except VerlExtError as error:
         raise _failed(error) from None
     raise typer.Exit(1 if lost else 0)
+
+
+@app.command()
+def doctor(
+    ray: Annotated[bool, typer.Option("--ray", help="Ask a fresh Ray worker on each node, too.")] = False,
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster to ask; without it RAY_ADDRESS, or a local one.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say how the plugin was loaded, and what became of every patch site. Exit code 1 if a path is not covered."""
+    from verl_ext.doctor import Diagnosis, examine, examine_nodes, told
+
+    nodes = examine_nodes(address) if ray or address else ()
+    found = Diagnosis((examine(), *nodes))
+    typer.echo(dumps(found.as_json(), indent=2) if json else told(found))
+    raise typer.Exit(0 if found.covered else 1)
 
 
 def _failed(error: VerlExtError) -> typer.Exit:

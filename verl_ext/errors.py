@@ -80,5 +80,9 @@ class PluginMissingError(VerlExtError, RuntimeError):
     """A Ray worker took part in a batch without verl-ext, or with another version of it."""
 
 
+class UnsupportedVerlError(VerlExtError, RuntimeError):
+    """verl's code is not what a patch site knows, and a batch came by that stock verl would lose values of."""
+
+
 class VerlNotFoundError(VerlExtError, ImportError):
     """verl is needed for what was asked, and is not installed."""

@@ -24,6 +24,7 @@ DISABLE = "VERL_EXT_DISABLE"
 
 SITES = {
     "protocol": "verl.protocol",
+    "runtime_env": "verl.trainer.constants_ppo",
     "reward_loop": "verl.experimental.reward_loop.reward_loop",
     "agent_loop": "verl.experimental.agent_loop.agent_loop",
     "fully_async": "verl.experimental.fully_async_policy.fully_async_rollouter",
@@ -32,6 +33,8 @@ SITES = {
     "trainer": "verl.trainer.ppo.ray_trainer",
     "trainer_v1": "verl.trainer.ppo.v1.trainer_base",
     "replay_buffer": "verl.trainer.ppo.v1.replay_buffer",
+    "main_ppo": "verl.trainer.main_ppo",
+    "main_ppo_sync": "verl.trainer.main_ppo_sync",
 }
 """Every patch site: the file of this package, and the verl module that it teaches."""
 
@@ -47,6 +50,11 @@ class SiteStatus:
     module: str
     state: State
     detail: str
+
+    @property
+    def stands(self) -> bool:
+        """Whether what the site is for is there, by us or by verl itself."""
+        return self.state in (State.ACTIVE, State.NOT_NEEDED)
 
 
 def activate() -> None:
@@ -88,7 +96,7 @@ def status() -> list[SiteStatus]:
         if site is not None and site.state is not State.DISABLED:
             reports.append(SiteStatus(name, module, site.state, site.detail))
         else:
-            why = f"{DISABLE}={os.environ[DISABLE]}" if name in off else "not activated"
+            why = f"{DISABLE}={os.environ[DISABLE]}" if name in off else (site and site.detail) or "not activated"
             reports.append(SiteStatus(name, module, State.DISABLED, why))
     return reports
 
@@ -102,13 +110,24 @@ def _apply_on_import(module: ModuleType) -> None:
     with _lock:
         for site in _sites.values():
             if site.module == module.__name__:
-                site.apply(module)
+                _apply(site, module)
 
 
 def _apply_if_imported(site: PatchSite) -> None:
     module = sys.modules.get(site.module)
     if module is not None:
-        site.apply(module)
+        _apply(site, module)
+
+
+def _apply(site: PatchSite, module: ModuleType) -> None:
+    for report in status():
+        if report.name in site.requires and not report.stands:
+            why = f"it needs the site {report.name!r}, which is {report.state.value}: {report.detail}"
+            if report.state is State.UNKNOWN:
+                site.stay_off(module, why)
+            else:
+                site.state, site.detail = State.DISABLED, why
+    site.apply(module)
 
 
 def _disabled() -> set[str]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from verl_ext.errors import shown
 from verl_ext.plugin._site import Function, warn_once
+from verl_ext.plugin._trial import seeing
 from verl_ext.schema import is_tensor, object_column
 
 GENERATIONS = ("inputs", "outputs", "gts", "scores", "reward_extra_infos_dict", "dump_path", "global_steps")
@@ -46,6 +52,20 @@ def dumping_dumpable(stock: Function) -> Function:
         return stock(self, inputs, outputs, gts, scores, dumpable(reward_extra_infos_dict, own), dump_path)
 
     return dump_generations
+
+
+def writes_rows_whole(write: Function) -> bool:
+    """Whether verl's `_write_generations` keeps its own score where a row has none, and writes what JSON cannot."""
+    file = io.StringIO()
+    stand_ins = {
+        "open": lambda *_, **__: nullcontext(file),
+        "os": SimpleNamespace(makedirs=lambda *_, **__: None, path=os.path),
+        "print": lambda *_: None,
+    }
+    infos = {"score": [None], "found": [np.int64(3)], "thing": [object()]}
+    seeing(write, **stand_ins)(["in"], ["out"], ["gt"], [1.0], infos, "", 1)
+    row = json.loads(file.getvalue())
+    return bool(row["score"] == 1.0 and row["found"] == 3 and "thing" in row)
 
 
 def _own_fields(inputs: Any, outputs: Any, gts: Any, scores: Any, step: Any) -> dict[str, Sequence[Any]]:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -44,6 +44,7 @@ def warn_once(what: object, message: str) -> None:
 
 
 Function = Callable[..., Any]
+_METHODS = (staticmethod, classmethod)
 REST = "..."
 """Stands for the parameters that a patch hands on without looking at them."""
 
@@ -56,6 +57,7 @@ class State(str, Enum):
 
     WAITING = "waiting"  # verl has not imported the module yet
     ACTIVE = "active"
+    NOT_NEEDED = "not needed"  # this verl does all of it by itself
     DISABLED = "disabled"  # by VERL_EXT_DISABLE, or never activated
     UNKNOWN = "unknown"  # verl's code is not what the site was written for: stock behaviour, said loudly
 
@@ -73,7 +75,8 @@ class Patch:
         parameters: the names of the parameters that verl's function has, in order; with `REST` at the end, those that
             it begins with, the others being handed on as they come.
         teach: from verl's function to ours; a coroutine function stays one.
-        needed: whether verl's module has the fault that this patch is for; `None` where it always has.
+        needed: whether verl's module has the fault that this patch is for, found out from the code that is there, not
+            from a version number; `None` where there is nothing to find out.
     """
 
     target: str
@@ -90,11 +93,9 @@ class Patch:
         standing = getattr(owner, "__dict__", {}).get(name)
         if standing is None:
             raise UnknownVerlError(f"{self.target} is not there")
-        function = standing.__func__ if isinstance(standing, staticmethod | classmethod) else standing
+        function = standing.__func__ if isinstance(standing, _METHODS) else standing
         if not callable(function):
             raise UnknownVerlError(f"{self.target} is no function")
-        if getattr(function, MARK, None) is not None:
-            raise UnknownVerlError(f"{self.target} is taught already, by the site {getattr(function, MARK)!r}")
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
@@ -116,6 +117,9 @@ class PatchSite:
         name: the file of this package, and the name in `VERL_EXT_DISABLE`.
         module: the verl module.
         purpose: what a user loses without it, in one line.
+        requires: the sites that must stand for this one to stand.
+        guard: what to put into a module that the site does not know, so that values are not lost there, nor gradients
+            bent, without a word: triples of owner, attribute and what goes there. `None` where a warning is enough.
     """
 
     name: str
@@ -123,6 +127,8 @@ class PatchSite:
     purpose: str
     state: State = State.DISABLED
     detail: str = ""
+    requires: tuple[str, ...] = ()
+    guard: Callable[[PatchSite, ModuleType], Iterable[tuple[Any, str, Any]]] | None = None
     _patches: list[Patch] = field(default_factory=list)
     _undo: list[tuple[Any, str, Any, Any]] = field(default_factory=list)
     _made: dict[Patch, tuple[Function, Function]] = field(default_factory=dict)
@@ -147,24 +153,46 @@ class PatchSite:
             wanted = [patch for patch in self._patches if patch.needed is None or patch.needed(module)]
             places = [(patch, *patch.locate(module)) for patch in wanted]
             for patch, owner, name, standing, function in places:
+                if self._stands_under(patch, function):
+                    continue
+                if (holder := taught_by(function)) is not None:
+                    raise UnknownVerlError(f"{patch.target} is taught already, by the site {holder!r}")
                 taught = self._taught(patch, function)
-                installed = type(standing)(taught) if isinstance(standing, staticmethod | classmethod) else taught
-                self._undo.append((owner, name, standing, installed))
-                _put(owner, name, standing, installed)
+                self._install(owner, name, type(standing)(taught) if isinstance(standing, _METHODS) else taught)
         except Exception as error:
             self.undo()
-            self.state, self.detail = State.UNKNOWN, str(error) or repr(error)
-            log.warning(
-                "verl-ext: %s is not what this version knows (%s). Its patch site %r stays off, so %s.",
-                self.module,
-                self.detail,
-                self.name,
-                self.purpose,
-                exc_info=not isinstance(error, UnknownVerlError) or error.__cause__ is not None,
-            )
+            unexpected = not isinstance(error, UnknownVerlError) or error.__cause__ is not None
+            self.stay_off(module, str(error) or repr(error), exc_info=unexpected)
         else:
             unneeded = [f"{patch.target} (not needed)" for patch in self._patches if patch not in wanted]
-            self.state, self.detail = State.ACTIVE, ", ".join([*(patch.target for patch in wanted), *unneeded])
+            self.state = State.ACTIVE if wanted else State.NOT_NEEDED
+            self.detail = ", ".join([*(patch.target for patch in wanted), *unneeded])
+
+    def stay_off(self, module: ModuleType, why: str, exc_info: bool = False) -> None:
+        """Leave `module` to stock verl, but guarded, and say so loudly."""
+        self.state, self.detail = State.UNKNOWN, why
+        log.warning(
+            "verl-ext: %s is not what this version knows (%s). Its patch site %r stays off, so %s.",
+            self.module,
+            self.detail,
+            self.name,
+            self.purpose,
+            exc_info=exc_info,
+        )
+        for owner, name, guarded in self.guard(self, module) if self.guard is not None else ():
+            self._install(owner, name, guarded)
+
+    def _install(self, owner: Any, name: str, new: Any) -> None:
+        old = vars(owner)[name]
+        self._undo.append((owner, name, old, new))
+        _put(owner, name, old, new)
+
+    def _stands_under(self, patch: Patch, function: Function | None) -> bool:
+        """Whether somebody has wrapped what this patch made: it acts again when the site does."""
+        _, taught = self._made.get(patch, (None, None))
+        while function is not None and function is not taught:
+            function = getattr(function, "__wrapped__", None)
+        return function is not None
 
     def _taught(self, patch: Patch, function: Function) -> Function:
         # The same object each time: classes that Ray has decorated hold it, and pickle it by its name.
@@ -181,18 +209,33 @@ class PatchSite:
             raise UnknownVerlError(f"{patch.target} cannot be taught: {error!r}") from error
         if inspect.iscoroutinefunction(taught) != inspect.iscoroutinefunction(function):
             raise UnknownVerlError(f"{patch.target} changed between plain and coroutine function")
+        taught = self._while_active(taught, function)
         # A plain function under verl's own name, not a proxy object: it must pickle by reference.
         functools.update_wrapper(taught, function)
         setattr(taught, MARK, self.name)
         return taught
 
+    def _while_active(self, taught: Function, stock: Function) -> Function:
+        """`taught`, that is `stock` whenever the site does not stand: others may have wrapped it and hold it still."""
+
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            return await (taught if self.state is State.ACTIVE else stock)(*args, **kwargs)
+
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            return (taught if self.state is State.ACTIVE else stock)(*args, **kwargs)
+
+        if inspect.iscoroutinefunction(taught):
+            return coroutine
+        # verl's `auto_await`, a plain function around a coroutine, looks at the frame of its caller: none may be added.
+        return taught if inspect.iscoroutinefunction(inspect.unwrap(stock)) else plain
+
     def undo(self) -> None:
-        """Put verl's own function objects back, but where somebody has wrapped ours since."""
+        """Put verl's own function objects back; where somebody has wrapped ours since, ours acts as stock from now."""
         for owner, name, standing, installed in reversed(self._undo):
             if vars(owner).get(name) is installed:
                 _put(owner, name, installed, standing)
             else:
-                log.warning("verl-ext: %s.%s was wrapped again by others and stays as it is", owner.__name__, name)
+                log.info("verl-ext: %s.%s was wrapped by others, and acts as verl's own inside", owner.__name__, name)
         self._undo.clear()
         self.state, self.detail = State.DISABLED, ""
 
@@ -200,7 +243,7 @@ class PatchSite:
 def _put(owner: Any, name: str, old: Any, new: Any) -> None:
     """Put `new` in the place of `old`, also where another module holds it by value, or a registry of its own module."""
     setattr(owner, name, new)
-    if not isinstance(owner, ModuleType):
+    if not isinstance(owner, ModuleType) or isinstance(old, ModuleType):
         return
     for module in list(sys.modules.values()):
         if getattr(module, "__dict__", {}).get(name) is old:

@@ -9,18 +9,47 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from verl_ext.errors import shown
+from verl_ext.plugin._guard import refusing_missing_components
 from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
+from verl_ext.plugin._trial import ALIGNED, unless, verls_own
 from verl_ext.settings import Settings, training_values
 
 site = PatchSite(
     name="advantage",
     module="verl.trainer.ppo.core_algos",
     purpose="a GDPO component that some samples lack becomes NaN in every advantage",
+    guard=refusing_missing_components,
 )
 
 
-@site.wraps("compute_gdpo_outcome_advantage", "token_level_rewards", "response_mask", "index", REST)
+def _keeps_nan_out(module: Any) -> bool:
+    """verl's GDPO on one group of two samples, of which only the second has the component."""
+    import torch
+
+    ones = torch.ones(2, 1)
+    gdpo = verls_own(module, "compute_gdpo_outcome_advantage")
+    advantages, _ = gdpo(
+        ones,
+        ones,
+        np.array(["a", "a"]),
+        config={"gdpo_reward_keys": ["found"]},
+        non_tensor_batch={"found": np.array(ALIGNED)},
+        batch={"prompts": ones, "attention_mask": torch.ones(2, 2, dtype=torch.long)},
+    )
+    return bool(advantages.isfinite().all())
+
+
+@site.wraps(
+    "compute_gdpo_outcome_advantage",
+    "token_level_rewards",
+    "response_mask",
+    "index",
+    REST,
+    needed=unless(_keeps_nan_out),
+)
 def _compute_gdpo_outcome_advantage(stock: Function) -> Function:
     signature = inspect.signature(stock)
 

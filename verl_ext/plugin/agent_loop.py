@@ -10,13 +10,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import verl_ext
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
-from verl_ext.plugin._site import REST, Function, PatchSite, holding
+from verl_ext.plugin._guard import refusing_mixed_rows
+from verl_ext.plugin._site import REST, Function, PatchSite, State, holding
+from verl_ext.plugin._trial import MIXED_ROWS, aligned, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
 from verl_ext.plugin.reward_loop import missing_score, refuse_missing_scores
 
@@ -25,6 +28,8 @@ site = PatchSite(
     module="verl.experimental.agent_loop.agent_loop",
     purpose="reward keys that the first sample of a worker lacks are lost, and workers with different keys cannot be "
     "concatenated",
+    requires=("protocol",),
+    guard=refusing_mixed_rows,
 )
 
 KEPT_BY_TRAINER = ("data_source", "reward_model", "extra_info", "uid")
@@ -42,12 +47,38 @@ _ABSENT = object()
 
 
 def _scores_several_outputs(module: Any) -> bool:
-    """verl >= 0.9: one session of an agent loop may have several outputs, as the v1 trainer uses it."""
+    """Not so verl 0.7: one session of an agent loop may have several outputs, as the v1 trainer uses it."""
     function = getattr(getattr(module, "AgentLoopWorker", None), "_compute_score", None)
-    return function is not None and "outputs" in inspect.signature(function).parameters
+    return function is None or "output" not in inspect.signature(function).parameters
 
 
-@site.wraps("AgentLoopWorker.generate_sequences", "self", "batch")
+class _Sample:
+    """One sample of an agent loop, as far as a worker's `_postprocess` looks at it."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        import torch
+
+        ids = ("prompt_ids", "response_ids", "response_mask", "attention_mask", "input_ids", "position_ids")
+        vars(self).update({name: torch.ones(1, 2, dtype=torch.long) for name in ids})
+        self.reward_score, self.num_turns = 0.0, 1
+        self.extra_fields = {RAW_COLUMN: row}
+        self.metrics = SimpleNamespace(model_dump=dict)
+
+    def __getattr__(self, name: str) -> None:
+        """What verl may ask for besides (log-probs, images, ...): there is none."""
+
+
+def aligns_keys(module: Any) -> bool:
+    """A worker's own assembly of two samples of which only the second has a key, and verl's `concat` of two workers."""
+    from verl.protocol import DataProto
+
+    worker, postprocess = _Sample({}), verls_own(module.AgentLoopWorker, "_postprocess")
+    together = postprocess(worker, [_Sample(row) for row in MIXED_ROWS])
+    apart = DataProto.concat([postprocess(worker, [_Sample(row)]) for row in MIXED_ROWS])
+    return aligned(together) and aligned(apart)
+
+
+@site.wraps("AgentLoopWorker.generate_sequences", "self", "batch", needed=unless(aligns_keys))
 def _worker_generate_sequences(stock: Function) -> Function:
     async def generate_sequences(self: Any, batch: Any) -> Any:
         if REQUEST not in batch.meta_info:
@@ -62,7 +93,9 @@ def _worker_generate_sequences(stock: Function) -> Function:
     return generate_sequences
 
 
-@site.wraps("AgentLoopWorker._postprocess", "self", "inputs", "input_non_tensor_batch", REST)
+@site.wraps(
+    "AgentLoopWorker._postprocess", "self", "inputs", "input_non_tensor_batch", REST, needed=unless(aligns_keys)
+)
 def _postprocess(stock: Function) -> Function:
     def _postprocess(self: Any, inputs: Any, input_non_tensor_batch: Any = None, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.protocol import attach_reward_extra_info
@@ -97,7 +130,7 @@ def _compute_score(stock: Function) -> Function:
     return _compute_score
 
 
-@site.wraps("AgentLoopManager.generate_sequences", "self", "prompts")
+@site.wraps("AgentLoopManager.generate_sequences", "self", "prompts", needed=unless(aligns_keys))
 def _manager_generate_sequences(stock: Function) -> Function:
     from verl.utils.ray_utils import auto_await
 
@@ -118,6 +151,8 @@ def finalizing(stock: Function, skip_role: str) -> Function:
     coroutine: Function = stock.__wrapped__ if annotated else stock  # type: ignore[attr-defined]
 
     async def generate(self: Any, prompts: Any) -> Any:
+        if site.state is not State.ACTIVE:  # others have wrapped this function, and hold it after deactivation
+            return await coroutine(self, prompts)
         with untaught_blamed(self.agent_loop_workers, site.name):
             output = await coroutine(self, marked(prompts))
         return finalized(output, self.agent_loop_workers)

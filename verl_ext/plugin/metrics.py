@@ -6,6 +6,7 @@ verl's own function, bit for bit; the rest is averaged here, with verl's own boo
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ import numpy as np
 
 from verl_ext.errors import shown
 from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
+from verl_ext.plugin._trial import ALIGNED, unless, verls_own
 
 site = PatchSite(
     name="metrics",
@@ -26,7 +28,25 @@ Metrics: TypeAlias = dict[str, float]
 BOOTSTRAPS = 1000
 
 
-@site.wraps("process_validation_metrics", "data_sources", "sample_uids", "infos_dict", "seed", REST)
+def _averages_what_is_there(module: Any) -> bool:
+    """verl's own averages of keys that a sample lacks, or that are no numbers everywhere."""
+    average = verls_own(module, "process_validation_metrics")
+    counts = {"expected_acc_counts": {("s", "a"): 1, ("s", "b"): 1}}
+    known = counts.keys() & inspect.signature(average).parameters
+    samples = {"found": ALIGNED, "acc": ALIGNED, "mixed": [1.0, "text"]}
+    metrics = average(["s", "s"], ["a", "b"], samples, **{name: counts[name] for name in known})
+    return bool(metrics["s"]["found"]["mean@1"] == metrics["s"]["acc"]["mean@1"] == 1.0)
+
+
+@site.wraps(
+    "process_validation_metrics",
+    "data_sources",
+    "sample_uids",
+    "infos_dict",
+    "seed",
+    REST,
+    needed=unless(_averages_what_is_there),
+)
 def _process_validation_metrics(stock: Function) -> Function:
     passable = {NUMBERS, TEXT, *([SPARSE_TEXT] if _leaves_none_out(stock) else [])}
 

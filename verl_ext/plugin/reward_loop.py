@@ -8,18 +8,22 @@ Workers do so only for a request that carries the manager's mark; a worker that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import verl_ext
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
 from verl_ext.errors import MissingRewardError, shown
+from verl_ext.plugin._guard import refusing_mixed_rows
 from verl_ext.plugin._site import Function, PatchSite, log
+from verl_ext.plugin._trial import MIXED_ROWS, aligned, seeing, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
 
 site = PatchSite(
     name="reward_loop",
     module="verl.experimental.reward_loop.reward_loop",
     purpose="reward keys that the first row of a batch lacks are lost, and keys that a later row lacks are a KeyError",
+    guard=refusing_mixed_rows,
 )
 
 ENVELOPE = "verl_ext/reward_extra_info"
@@ -40,7 +44,25 @@ def _compute_score(stock: Function) -> Function:
     return compute_score
 
 
-@site.wraps("RewardLoopWorker.compute_score_batch", "self", "data")
+def _aligns_keys(module: Any) -> bool:
+    """The manager's assembly, on two rows of which only the second has a key."""
+    import torch
+    from verl.protocol import DataProto
+
+    scored = [{"reward_score": 0.0, "reward_extra_info": row} for row in MIXED_ROWS]
+    manager = SimpleNamespace(
+        reward_model_manager=None,
+        reward_loop_workers=[SimpleNamespace(compute_score_batch=SimpleNamespace(remote=lambda chunk: chunk))],
+        reward_manager_cls=SimpleNamespace(assemble_rm_scores=lambda data, scores: torch.zeros(len(data), 1)),
+    )
+    names = ("prompts", "responses", "attention_mask")
+    batch = DataProto.from_dict(tensors={name: torch.ones(len(scored), 1, dtype=torch.long) for name in names})
+    ray = SimpleNamespace(get=lambda chunks: [scored])
+    reply = seeing(verls_own(module.RewardLoopManager, "compute_rm_score"), ray=ray)(manager, batch)
+    return aligned(reply)
+
+
+@site.wraps("RewardLoopWorker.compute_score_batch", "self", "data", needed=unless(_aligns_keys))
 def _compute_score_batch(stock: Function) -> Function:
     async def compute_score_batch(self: Any, data: Any) -> Any:
         outputs = await stock(self, data)
@@ -89,7 +111,7 @@ def _envelope(row: Row) -> dict[str, Any]:
     return {ENVELOPE: {"version": verl_ext.__version__, "row": row}}
 
 
-@site.wraps("RewardLoopManager.compute_rm_score", "self", "data")
+@site.wraps("RewardLoopManager.compute_rm_score", "self", "data", needed=unless(_aligns_keys))
 def _compute_rm_score(stock: Function) -> Function:
     def compute_rm_score(self: Any, data: Any) -> Any:
         from verl_ext.protocol import SparseDataProto

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from verl_ext.errors import shown
-from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writing_dumpable
+from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writes_rows_whole, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, holding, warn_once
+from verl_ext.plugin._trial import unless, verls_own
 from verl_ext.plugin.advantage import component_keys
 from verl_ext.settings import Settings
 
@@ -189,7 +190,13 @@ def _writes_in_the_background(module: Any) -> bool:
     return hasattr(getattr(module, "RayPPOTrainer", None), "_write_generations")
 
 
-@site.wraps("RayPPOTrainer._write_generations", *GENERATIONS, needed=_writes_in_the_background)
+def _dumps_rows_whole(module: Any) -> bool:
+    return not _writes_in_the_background(module) or writes_rows_whole(
+        verls_own(module.RayPPOTrainer, "_write_generations")
+    )
+
+
+@site.wraps("RayPPOTrainer._write_generations", *GENERATIONS, needed=unless(_dumps_rows_whole))
 def _write_generations(stock: Function) -> Function:
     return writing_dumpable(stock)
 
