@@ -3,8 +3,7 @@
 import copy
 import json
 import tempfile
-import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -16,17 +15,19 @@ import ray
 import transfer_queue as tq
 from verl.experimental.reward_loop import reward_loop
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
-from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls, trainer_base, trainer_separate_async
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
+from verl.utils.debug import marked_timer
 
 from verl_ext import plugin
 from verl_ext.demo import rig
 
 from . import doubles
 
+try:
+    from . import form_v1 as form
+except ModuleNotFoundError:  # verl 0.8
+    from . import form_sync as form
+
 USERS_FILE = Path(doubles.__file__)
-PATIENCE = 60
-"""Seconds after which a rollout that never finishes is given up; verl would poll for ever."""
 
 
 def planned(question, *responses, source="planned", **columns):
@@ -62,11 +63,15 @@ class Workers:
     """
 
     def __init__(self, config, *, plugin, agent_loop_workers):
-        env = {"PYTHONPATH": str(USERS_FILE.parent.parent)} | ({} if plugin else {"VERL_EXT_DISABLE": "1"})
+        env = {
+            "PYTHONPATH": str(USERS_FILE.parent.parent),
+            # Where verl finds plugins by entry point, this comes to the same.
+            **({"VERL_USE_EXTERNAL_MODULES": "verl_ext.autoload"} if plugin else {"VERL_EXT_DISABLE": "1"}),
+        }
         options = {"runtime_env": {"env_vars": env}}
         self.plugin = plugin
         with self.on():
-            loop_worker = _made_anew(agent_loop_tq.AgentLoopWorkerTQ)
+            loop_worker = _made_anew(form.AgentLoopWorker)
             self.rewards = [ray.remote(RewardLoopWorker).options(**options).remote(config, None)]
             self.loops = [
                 loop_worker.options(**options).remote(config, None, None, None) for _ in range(agent_loop_workers)
@@ -151,7 +156,7 @@ class Workers:
         """verl's `AgentLoopManagerTQ`, but for who starts the workers."""
         workers = self
 
-        class OnShared(AgentLoopManagerTQ):
+        class OnShared(form.AgentLoopManager):
             async def _init_agent_loop_workers(self):
                 workers.renew_like(self)
                 self.agent_loop_workers = workers.loops
@@ -194,24 +199,19 @@ class Run:
 
     def validate(self):
         """verl's `_validate`: its metrics. The dump is in `validation_dump()`."""
-        with self.workers.on():
-            metrics = self.trainer._validate()
-            self._wait_for_dumps()
-        return metrics
+        with self.workers.on(), self._dumps_written():
+            return self.trainer._validate()
 
     def step(self):
         """One turn of verl's training loop: `step`, metrics and rollout dump; the metrics."""
-        trainer, metrics = self.trainer, {}
-        with self.workers.on():
+        trainer, metrics, timing = self.trainer, {}, {}
+        with self.workers.on(), self._dumps_written():
             trainer.global_steps += 1
-            trainer.timing_raw, trainer.curr_step_profile = {}, False
-            with trainer_base.marked_timer("step", trainer.timing_raw):
-                batch = trainer.step(metrics, trainer.timing_raw)
-                trainer.on_step_end()
-            trainer._compute_metrics(batch, metrics, trainer.timing_raw, global_steps=trainer.global_steps, epoch=0)
-            trainer._log_rollout_data(batch, trainer.timing_raw, trainer.config.trainer.rollout_data_dir)
-            self._wait_for_dumps()
-            tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+            with marked_timer("step", timing):
+                batch = form.step(trainer, metrics, timing)
+            trainer._compute_metrics(batch, metrics, timing, global_steps=trainer.global_steps, epoch=0)
+            trainer._log_rollout_data(batch, timing, trainer.config.trainer.rollout_data_dir)
+            form.clear(trainer, batch)
         return metrics
 
     def rollout(self, *fields, score=False):
@@ -221,29 +221,33 @@ class Run:
         """
         trainer = self.trainer
         with self.workers.on():
-            trainer.prepare_step()
-            batch, _ = trainer.replay_buffer.sample(
-                global_steps=trainer.global_steps,
-                partition_id="train",
-                batch_size=trainer.config.data.train_batch_size,
-            )
+            batch = form.rollout(trainer)
             if score:
                 batch = trainer._compute_reward_colocate(batch, metrics={})
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
-            tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+            form.clear(trainer, batch)
         return list(zip(*(data.pop(name).tolist() for name in fields), strict=True))
 
     def fit(self):
         """verl's `fit`; what it logged, step by step."""
         log = self.workdir / "log.jsonl"
-        with self.workers.on(), mock.patch.dict("os.environ", VERL_FILE_LOGGER_PATH=str(log)):
+        with self.workers.on(), self._dumps_written(), mock.patch.dict("os.environ", VERL_FILE_LOGGER_PATH=str(log)):
             try:
-                self.trainer.fit(self.trainer.agent_loop_manager)
+                form.fit(self.trainer)
             finally:
                 tracking = getattr(self.trainer, "logger", None)
                 if tracking is not None:
-                    tracking.finish()
+                    tracking.logger["file"].finish()
         return [json.loads(line)["data"] for line in log.read_text().splitlines()]
+
+    @property
+    def manager(self):
+        """The trainer's agent loop manager."""
+        return getattr(self.trainer, form.MANAGER)
+
+    @manager.setter
+    def manager(self, manager):
+        setattr(self.trainer, form.MANAGER, manager)
 
     def validation_dump(self, step=0):
         return self._lines("validation", step)
@@ -259,14 +263,19 @@ class Run:
     def _lines(self, kind, step):
         return [json.loads(line) for line in (self.workdir / kind / f"{step}.jsonl").read_text().splitlines()]
 
-    def _wait_for_dumps(self):
-        futures, self.trainer._dump_futures = self.trainer._dump_futures, []
-        for future in futures:
-            future.result()
+    @contextmanager
+    def _dumps_written(self):
+        """What the block dumps is in the files after it."""
+        try:
+            yield
+        finally:
+            futures, self.trainer._dump_futures = self.trainer._dump_futures, []
+            for future in futures:
+                future.result()
 
 
 def v1_trainer(rows_train, rows_val, overrides, workdir, *, workers, model_dir):
-    """verl's real v1 trainer, set up by its own `init`, and its agent loop manager, as `TaskRunnerV1` makes them.
+    """verl's real v1 trainer, set up by itself, and its agent loop manager.
 
     Args:
         rows_train, rows_val: rows of `planned` or `recorded`.
@@ -303,29 +312,13 @@ def v1_trainer(rows_train, rows_val, overrides, workdir, *, workers, model_dir):
         "LLMServerManager": doubles.Servers(server),
         "RewardLoopManager": workers.reward_loop_manager(),
     }
-    with ExitStack() as stack:
-        stack.enter_context(workers.on())
-        for name, double in stand_ins.items():
-            stack.enter_context(mock.patch.object(trainer_base, name, double))
-        stack.enter_context(mock.patch.object(reward_loop, "RewardModelManager", doubles.RewardModel))
-        stack.enter_context(
-            mock.patch.multiple(
-                trainer_separate_async,
-                LLMServerManager=stand_ins["LLMServerManager"],
-                CheckpointEngineManager=doubles.StandaloneCheckpoints,
-            )
-        )
-        stack.enter_context(mock.patch.object(datasets.config, "HF_DATASETS_CACHE", workdir / "datasets"))
+    with (
+        workers.on(),
+        mock.patch.object(reward_loop, "RewardModelManager", doubles.RewardModel),
+        mock.patch.object(datasets.config, "HF_DATASETS_CACHE", workdir / "datasets"),
+    ):
         empty_queue()
-        trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
-        trainer.init()
-        trainer.agent_loop_manager = workers.agent_loop_manager().create(
-            config=config,
-            llm_client=trainer.get_llm_client(),
-            teacher_client=trainer.get_teacher_client(),
-            reward_loop_worker_handles=trainer.get_reward_handles(),
-        )
-    _be_impatient(trainer.replay_buffer)
+        trainer = form.made(config, stand_ins, workers.agent_loop_manager())
     return Run(trainer, workers, workdir)
 
 
@@ -375,21 +368,3 @@ def _loops(path):
     named = {name: f"{loop.__module__}.{loop.__qualname__}" for name, loop in doubles.LOOPS.items()}
     path.write_text(json.dumps([{"name": name, "_target_": target} for name, target in named.items()]))  # YAML
     return path
-
-
-def _be_impatient(replay_buffer):
-    """Poll more often than every two seconds, and not for ever."""
-    replay_buffer.poll_interval = 0.05
-    poll, sampled = replay_buffer._wait_for_next_poll, replay_buffer.sample
-    until = [0.0]
-
-    def sample(*args, **kwargs):
-        until[0] = time.monotonic() + PATIENCE
-        return sampled(*args, **kwargs)
-
-    def wait(*args):
-        if time.monotonic() > until[0]:
-            raise TimeoutError(f"no full batch after {PATIENCE} s; the queue holds {dict(replay_buffer.partitions)}")
-        return poll(*args)
-
-    replay_buffer.sample, replay_buffer._wait_for_next_poll = sample, wait

@@ -117,7 +117,8 @@ _CHECKED = "_verl_ext_checked"
 
 def _refuse_untaught_workers(trainer: Any) -> None:
     """Once for each set of workers: the v1 agent loop turns what fails in a worker into a tag, so they are asked."""
-    loops = list(getattr(trainer.agent_loop_manager, "agent_loop_workers", ()))  # a user's own manager may have none
+    named = "agent_loop_manager" if hasattr(trainer, "agent_loop_manager") else "async_rollout_manager"  # verl 0.8
+    loops = list(getattr(getattr(trainer, named), "agent_loop_workers", ()))  # a user's own manager may have none
     if getattr(trainer, _CHECKED, None) != loops:
         refuse_untaught(loops, "agent_loop")
         setattr(trainer, _CHECKED, loops)
@@ -307,3 +308,16 @@ def _hand_components(data: Any, batch: Any, components: Sequence[str]) -> None:
     sources = assemble_reward_extra_info([{"data_source": str(source)} for source in column_of(queued, "data_source")])
     data.non_tensor_batch.update(sources)
     data.non_tensor_batch.update({key: columns[key] for key in components if key in columns})
+
+
+SHARED = (
+    _kv_batch_get,
+    _step,
+    _validate,
+    _write_generations,
+    _log_rollout_data,
+    _dump_generations,
+    _compute_advantage,
+    _compute_advantage_for_multi_trajectories,
+)
+"""What this trainer's earlier form, `verl.trainer.main_ppo_sync` of verl 0.8, is taught too."""

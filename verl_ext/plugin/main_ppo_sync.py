@@ -1,0 +1,28 @@
+"""Teaches `main_ppo_sync`, the earlier form of the v1 trainer in verl 0.8, what the v1 trainer is taught.
+
+It has no group filter and no colocated reward model, which is a stub there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_ext.plugin._site import REST, Function, PatchSite
+from verl_ext.plugin.trainer import check_settings
+from verl_ext.plugin.trainer_v1 import SHARED
+from verl_ext.plugin.trainer_v1 import site as v1
+
+site = PatchSite(name="main_ppo_sync", module="verl.trainer.main_ppo_sync", purpose=v1.purpose)
+
+
+@site.wraps("PPOTrainer.__init__", "self", "config", REST)
+def _init(stock: Function) -> Function:
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        check_settings(config)
+        stock(self, config, *args, **kwargs)
+
+    return init
+
+
+for patch in SHARED:
+    site.wraps(patch.target, *patch.parameters, needed=patch.needed)(patch.teach)
