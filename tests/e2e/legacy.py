@@ -54,7 +54,7 @@ NO_ANSWER = "I do not know."
 QUESTIONS = 16
 
 SETTINGS = [
-    "trainer.use_v1=false",
+    "++trainer.use_v1=false",  # verl 0.8 has no such setting
     "trainer.nnodes=1",
     f"trainer.n_gpus_per_node={RANKS}",
     "trainer.logger=[file]",

@@ -27,6 +27,11 @@ def format_is_none(answer, index):
     return {"score": answer, "acc": answer, "format": None if index % 4 == 2 else 1.0}
 
 
+def acc_where_sure(answer, index):
+    """A judge that marks no wrong answer to some questions."""
+    return {"score": answer} if index % 4 == 2 and not answer else {"score": answer, "acc": answer}
+
+
 def typed(answer, index):
     """Numbers of Python and of NumPy, booleans and nested values."""
     return {
@@ -63,6 +68,7 @@ SCORERS = {
         returns_reward,
         score_is_none,
         format_is_none,
+        acc_where_sure,
         typed,
         plain,
         names_of_the_dump,

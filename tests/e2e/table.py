@@ -23,6 +23,7 @@ class Outcome:
         lost: by key, how many of them have not arrived with their answer: at the actor; in the dump of validation.
         advantages: how many the actor was given, over the answers' tokens.
         nans: how many of these are NaN.
+        wrong: by validation metric, what was logged where it is wrong.
         error: the exception that ended the run, or nothing.
     """
 
@@ -35,6 +36,7 @@ class Outcome:
     lost: Mapping[str, int] = field(default_factory=dict)
     advantages: int = 0
     nans: int = 0
+    wrong: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -44,7 +46,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong, in words: the run did not finish, or a value was lost, or an advantage is NaN."""
+        """What is wrong, in words: the run did not finish, a value was lost, an advantage is NaN, a metric is wrong."""
         found = [self.error] if self.error else []
         if self.steps < self.due:
             found.append(f"{self.steps} of {self.due} steps")
@@ -53,6 +55,7 @@ class Outcome:
             found.append(f"{self.values - self.arrived} of {self.values} values lost ({keys})")
         if self.nans:
             found.append(f"{self.nans} of {self.advantages} advantages NaN")
+        found += [f"{metric} is {what}" for metric, what in self.wrong.items()]
         if not (self.values and self.advantages):
             found.append("nothing to count")
         return found
@@ -62,7 +65,7 @@ def report(console: Console, stock: Sequence[Outcome], ours: Sequence[Outcome]) 
     """Print the table.
 
     Returns:
-        The exit code: 1 if there is no run, or with verl-ext one that did not finish, lost a value or trained on a NaN.
+        The exit code: 1 if there is no run, or with verl-ext one that has a fault.
     """
     title = "Rows of different reward schemas, to the end of training (NaNs: among the advantages)"
     table = Table(title=title, title_justify="left")

@@ -177,6 +177,11 @@ class Actors(WorkerGroup):
         ]
 
     @property
+    def updates(self):
+        """How often the actor was updated."""
+        return min(len(worker.trained_on) for worker in self._workers)
+
+    @property
     def trained_on(self):
         """The batches of both ranks that the actor was updated with, in order."""
         return [data for worker in self._workers for data in worker.trained_on]

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import transfer_queue as tq
-from verl.trainer import main_ppo_sync
+import verl.trainer.main_ppo_sync as main_ppo_sync  # ModuleNotFoundError where there is none
 from verl.utils import tensordict_utils as tu
 
 AgentLoopManager, AgentLoopWorker = main_ppo_sync.AgentLoopManagerTQ, main_ppo_sync.AgentLoopWorkerTQ

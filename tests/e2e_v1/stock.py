@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from packaging.version import Version
+
 
 @dataclass(frozen=True)
 class Stock:
@@ -23,7 +25,7 @@ class Stock:
     filters_groups: bool = True
 
 
-STOCK = {
+BY_VERSION = {
     "0.8.0": Stock(
         drops_none=False,
         counts_failed_sessions=False,
@@ -33,5 +35,10 @@ STOCK = {
     ),
     "0.9.0": Stock(drops_none=False, counts_failed_sessions=False),
     "0.9.1": Stock(drops_none=True, counts_failed_sessions=True),
-}[version("verl")]
-"""The installed one."""
+}
+"""By the first version that is so."""
+
+STOCK = next(
+    (stock for first, stock in reversed(BY_VERSION.items()) if Version(first) <= Version(version("verl"))), None
+)
+"""The installed one; `None` before 0.8, which has no trainer on TransferQueue."""

@@ -135,12 +135,12 @@ class Workers:
     @contextmanager
     def on(self):
         """This process with or without the plugin, as the workers are."""
-        if not self.plugin:
-            plugin.deactivate()
+        before = plugin.site_is_active("protocol")
+        _switch(self.plugin)
         try:
             yield
         finally:
-            plugin.activate()
+            _switch(before)
 
     def reward_loop_manager(self):
         """verl's `RewardLoopManager`, but for who starts the workers."""
@@ -162,6 +162,10 @@ class Workers:
                 self.agent_loop_workers = workers.loops
 
         return OnShared
+
+
+def _switch(on):
+    (plugin.activate if on else plugin.deactivate)()
 
 
 def _made_anew(actor_class):
@@ -254,6 +258,11 @@ class Run:
 
     def rollout_dump(self, step=1):
         return self._lines("rollout", step)
+
+    @property
+    def updates(self):
+        """How often the actor was updated."""
+        return self.trainer.actor_rollout_wg.updates
 
     @property
     def advantages(self):
