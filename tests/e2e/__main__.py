@@ -1,6 +1,7 @@
 """Every trainer to its end on a CPU, on stock verl and with verl-ext, and one table of what became of the values.
 
-Exit codes: 0 with verl-ext, every run finished, every value arrived and no advantage is NaN; 1 not so; 2 a leg died.
+Exit codes: 0 with verl-ext, every run finished, every value arrived, no advantage is NaN and no accuracy wrong;
+1 not so; 2 a leg died.
 """
 
 import argparse

@@ -172,10 +172,12 @@ def surroundings(rows: Sequence[Row], managers: legacy.Managers) -> Iterator[Sur
         fully_async.message_queue(rig.compose_config(managers.model_dir)) as queue,
     ):
         v1.open_queue(v1.v1_config(managers.model_dir))
-        around = Surroundings(rows, managers, queue, Path(directory))
-        around.v1_workers()  # which take a while to start
-        yield around
-        tq.close()
+        try:
+            around = Surroundings(rows, managers, queue, Path(directory))
+            around.v1_workers()  # which take a while to start
+            yield around
+        finally:
+            tq.close()
 
 
 # --- the trainers ------------------------------------------------------------------------------------------------
