@@ -22,9 +22,9 @@ _PICKLE_FORMAT = 1
 _KEYS_IN_REPR = 6
 
 
-def check_rows(rows: Iterable[Any]) -> None:
+def check_rows(rows: Iterable[Any], first: int = 0) -> None:
     """Raise `RowError` for the first row that is neither a dict nor `None`, or that has a key which is no `str`."""
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, first):
         if not isinstance(row, dict | None):
             raise RowError(
                 f"row {number} of the raw column is a {type(row).__name__} ({shown(row)}); each row must be a dict "
