@@ -72,3 +72,9 @@ class AsTheRowSays(NaiveRewardManager):
         if "emit" not in extra_info:
             return await super().run_single(data)
         return {"reward_score": extra_info["reward"], "reward_extra_info": extra_info["emit"]}
+
+
+async def slow_keys(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    """As `conditional_keys`, from a judge that takes its time."""
+    await asyncio.sleep(10)
+    return conditional_keys(data_source, solution_str, ground_truth, extra_info)

@@ -11,6 +11,7 @@ import textwrap
 import traceback
 from functools import reduce
 from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +25,13 @@ from verl_ext.plugin import SITES, State
 from verl_ext.plugin._trial import MIXED_ROWS, mentions, seeing, verls_own
 from verl_ext.plugin.agent_loop import _Sample
 from verl_ext.protocol import as_sparse
+
+
+def importable(module):
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def report_of(name):
@@ -140,6 +148,8 @@ def test_a_dump_that_keeps_its_own_score_is_left_to_verl(doctored):
     assert "RayPPOTrainer._write_generations (not needed)" in report.detail
 
 
+RIGHT_IN_SOME_VERSIONS = ("AgentLoopOutput.as_dict", "RayPPOTrainer._write_generations")
+
 FAULTS = (KeyError, AssertionError, TypeError)
 """What the faults that the trials look for are on stock verl, where they are no silent loss."""
 
@@ -150,18 +160,49 @@ FAULTS = (KeyError, AssertionError, TypeError)
         (name, patch.target)
         for name in ("reward_loop", "agent_loop", "metrics", "advantage", "trainer")
         for patch in import_module(f"verl_ext.plugin.{name}").site._patches
-        if hasattr(patch.needed, "__wrapped__")
+        if hasattr(patch.needed, "__wrapped__") and patch.target not in RIGHT_IN_SOME_VERSIONS
     ],
 )
 def test_a_trial_runs_verls_own_code_to_the_fault_and_does_not_stumble_before(name, target):
     site = import_module(f"verl_ext.plugin.{name}").site
     works = next(patch.needed.__wrapped__ for patch in site._patches if patch.target == target)
     try:
-        assert not works(import_module(SITES[name])) or "_write_generations" in target
+        assert not works(import_module(SITES[name]))
     except FAULTS as fault:
         frames = [frame.name for frame in traceback.extract_tb(fault.__traceback__)]
         assert len(frames) > 2, "the trial failed before verl's own code"
         assert "found" in str(fault) or isinstance(fault, TypeError)
+
+
+V1 = next((name for name in ("trainer_v1", "main_ppo_sync") if importable(SITES[name])), None)
+
+
+def mentioning(function):
+    """As a verl that hands a sample's rewards on by itself, by the shape of its function."""
+
+    def mended(self, batch, *args, **kwargs):
+        fields = ["extra_fields"]
+        return fields and function(self, batch, *args, **kwargs)
+
+    return mended
+
+
+@pytest.mark.skipif(V1 is None, reason="no v1 trainer before verl 0.8")
+@pytest.mark.parametrize(
+    ("mended", "left"),
+    {
+        "_log_rollout_data": {"PPOTrainer._log_rollout_data", "PPOTrainer._dump_generations"},
+        "_compute_advantage": {"PPOTrainer._compute_advantage", "compute_advantage_for_multi_trajectories"},
+        "_compute_reward_colocate": {"PPOTrainer._compute_reward_colocate"},
+    }.items(),
+)
+def test_a_v1_trainer_that_hands_rewards_on_by_itself_is_left_to_verl(mended, left, doctored):
+    site = import_module(f"verl_ext.plugin.{V1}").site
+    taught = {patch.target for patch in site._patches}
+    report = doctored(V1, **{f"PPOTrainer__{mended}": mentioning})
+    assert report.stands
+    unneeded = {part.removesuffix(" (not needed)") for part in report.detail.split(", ") if "(not needed)" in part}
+    assert unneeded == left & taught
 
 
 def test_seeing_replaces_names_of_the_module_and_built_in_ones_for_a_copy_only():
@@ -218,14 +259,12 @@ def test_unknown_code_is_a_warning_at_activation_that_says_what_is_lost(name, ta
 
 
 def scored_by(manager_class, infos, name):
-    """What verl's own manager makes of samples that its workers scored: Ray's answer is a stand-in."""
+    """What verl's own manager makes of samples that its workers scored."""
     outputs = [{"reward_score": 1.0, "reward_extra_info": info} for info in infos]
     count = len(infos)
     manager = SimpleNamespace(
         reward_model_manager=None,
-        reward_loop_workers=[
-            SimpleNamespace(compute_score_batch=SimpleNamespace(remote=lambda chunk: ray.put(outputs)))
-        ],
+        reward_loop_workers=[SimpleNamespace(compute_score_batch=SimpleNamespace(remote=lambda chunk: outputs))],
         reward_manager_cls=SimpleNamespace(assemble_rm_scores=lambda data, scores: torch.zeros(count, 1)),
     )
     batch = DataProto.from_dict(
@@ -236,12 +275,13 @@ def scored_by(manager_class, infos, name):
 
 @pytest.fixture
 def renamed_reward_loop(doctored, monkeypatch):
-    manager = owner_of("reward_loop", "RewardLoopManager")[0].RewardLoopManager
-    monkeypatch.setattr(manager, "score_batch", vars(manager)["compute_rm_score"], raising=False)
+    module = import_module(SITES["reward_loop"])
+    monkeypatch.setattr(module, "ray", SimpleNamespace(get=list))  # the workers' answers are there already
+    monkeypatch.setattr(
+        module.RewardLoopManager, "score_batch", vars(module.RewardLoopManager)["compute_rm_score"], raising=False
+    )
     doctored("reward_loop", RewardLoopManager__compute_rm_score=renamed)
-    if not ray.is_initialized():
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    return manager
+    return module.RewardLoopManager
 
 
 def test_the_first_mixed_batch_of_an_unknown_reward_loop_is_an_error_that_names_the_site_and_the_switch(

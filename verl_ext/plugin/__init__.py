@@ -120,14 +120,15 @@ def _apply_if_imported(site: PatchSite) -> None:
 
 
 def _apply(site: PatchSite, module: ModuleType) -> None:
-    for report in status():
-        if report.name in site.requires and not report.stands:
-            why = f"it needs the site {report.name!r}, which is {report.state.value}: {report.detail}"
-            if report.state is State.UNKNOWN:
-                site.stay_off(module, why)
-            else:
-                site.state, site.detail = State.DISABLED, why
-    site.apply(module)
+    lacking = [report for report in status() if report.name in site.requires and not report.stands]
+    if not lacking:
+        site.apply(module)
+    elif site.state is State.WAITING:
+        why = f"it needs the site {lacking[0].name!r}, which is {lacking[0].state.value}: {lacking[0].detail}"
+        if lacking[0].state is State.UNKNOWN:
+            site.stay_off(module, why)
+        else:
+            site.state, site.detail = State.DISABLED, why
 
 
 def _disabled() -> set[str]:

@@ -34,8 +34,12 @@ def untaught_blamed(workers: Sequence[Any], site: str) -> Iterator[None]:
     Raises:
         PluginMissingError: the call failed, and a worker does not run the patch site; else its error as it is.
     """
+    from ray.exceptions import RayActorError
+
     try:
         yield
+    except RayActorError:  # a worker that died explains itself, and would not answer
+        raise
     except Exception as error:
         refuse_untaught(workers, site, error)
         raise

@@ -165,20 +165,17 @@ def finalizing(stock: Function, skip_role: str) -> Function:
     return taught
 
 
-def _loses_default_extra_fields(module: Any) -> bool:
-    """verl 0.8.0, 0.9.0: `extra_fields` that were only added to are not among Pydantic's set fields (report 7486)."""
+def _keeps_added_extra_fields(module: Any) -> bool:
+    """Not so verl 0.8.0, 0.9.0: `extra_fields` that were only added to are not among Pydantic's (report 7486)."""
     output: Any = getattr(module, "AgentLoopOutput", None)
     if not hasattr(output, "as_dict"):
-        return False
+        return True
     sample = output(prompt_ids=[], response_ids=[], response_mask=[], metrics=module.AgentLoopMetrics())
     sample.extra_fields["added"] = True
-    try:
-        return "added" not in sample.as_dict()["extra_fields"]
-    except KeyError:
-        return True
+    return "added" in sample.as_dict()["extra_fields"]
 
 
-@site.wraps("AgentLoopOutput.as_dict", "self", needed=_loses_default_extra_fields)
+@site.wraps("AgentLoopOutput.as_dict", "self", needed=unless(_keeps_added_extra_fields))
 def _as_dict(stock: Function) -> Function:
     def as_dict(self: Any) -> Any:
         if "extra_fields" in self.model_fields_set:

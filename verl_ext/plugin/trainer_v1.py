@@ -13,11 +13,13 @@ from typing import Any
 
 from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import FieldCollisionError, MissingRewardError, shown
-from verl_ext.plugin._dump import GENERATIONS, writing_dumpable
-from verl_ext.plugin._site import REST, Function, PatchSite, holding
+from verl_ext.plugin._dump import GENERATIONS, writes_rows_whole, writing_dumpable
+from verl_ext.plugin._site import REST, Function, PatchSite, State, holding
+from verl_ext.plugin._trial import mentions, unless, verls_own
 from verl_ext.plugin._workers import refuse_untaught
 from verl_ext.plugin.advantage import component_keys
 from verl_ext.plugin.agent_loop import UNSCORED
+from verl_ext.plugin.agent_loop import site as agent_loop
 from verl_ext.plugin.reward_loop import ROWS
 from verl_ext.plugin.trainer import OWN_METRIC, check_settings, kept_apart
 from verl_ext.schema import assemble_reward_extra_info
@@ -117,6 +119,8 @@ _CHECKED = "_verl_ext_checked"
 
 def _refuse_untaught_workers(trainer: Any) -> None:
     """Once for each set of workers: the v1 agent loop turns what fails in a worker into a tag, so they are asked."""
+    if agent_loop.state is not State.ACTIVE:  # by the user's wish, or since it is unknown: the guard is there then
+        return
     named = "agent_loop_manager" if hasattr(trainer, "agent_loop_manager") else "async_rollout_manager"  # verl 0.8
     loops = list(getattr(getattr(trainer, named), "agent_loop_workers", ()))  # a user's own manager may have none
     if getattr(trainer, _CHECKED, None) != loops:
@@ -157,12 +161,20 @@ def _keep_own_metric_apart(data: Any, keys: Sequence[str], partition_id: str) ->
 # --- dumps -------------------------------------------------------------------------------------------------------
 
 
-@site.wraps("PPOTrainer._write_generations", *GENERATIONS)
+def _dumps_rows_whole(module: Any) -> bool:
+    return writes_rows_whole(verls_own(module.PPOTrainer, "_write_generations"))
+
+
+@site.wraps("PPOTrainer._write_generations", *GENERATIONS, needed=unless(_dumps_rows_whole))
 def _write_generations(stock: Function) -> Function:
     return writing_dumpable(stock)
 
 
-@site.wraps("PPOTrainer._log_rollout_data", "self", "batch", REST)
+def _dumps_rewards(module: Any) -> bool:
+    return mentions(verls_own(module.PPOTrainer, "_log_rollout_data"), "extra_fields", RAW_COLUMN)
+
+
+@site.wraps("PPOTrainer._log_rollout_data", "self", "batch", REST, needed=unless(_dumps_rewards))
 def _log_rollout_data(stock: Function) -> Function:
     def _log_rollout_data(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         with holding(_dumped, batch):
@@ -172,7 +184,15 @@ def _log_rollout_data(stock: Function) -> Function:
 
 
 @site.wraps(
-    "PPOTrainer._dump_generations", "self", "inputs", "outputs", "gts", "scores", "reward_extra_infos_dict", REST
+    "PPOTrainer._dump_generations",
+    "self",
+    "inputs",
+    "outputs",
+    "gts",
+    "scores",
+    "reward_extra_infos_dict",
+    REST,
+    needed=unless(_dumps_rewards),
 )
 def _dump_generations(stock: Function) -> Function:
     def _dump_generations(
@@ -238,7 +258,11 @@ class _Recording:
         return self.scored
 
 
-@site.wraps("PPOTrainer._compute_reward_colocate", "self", "batch", REST)
+def _keeps_colocated_rewards(module: Any) -> bool:
+    return mentions(verls_own(module.PPOTrainer, "_compute_reward_colocate"), "extra_fields", RAW_COLUMN)
+
+
+@site.wraps("PPOTrainer._compute_reward_colocate", "self", "batch", REST, needed=unless(_keeps_colocated_rewards))
 def _compute_reward_colocate(stock: Function) -> Function:
     def _compute_reward_colocate(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         import transfer_queue as tq
@@ -263,7 +287,12 @@ def _compute_reward_colocate(stock: Function) -> Function:
 # --- GDPO --------------------------------------------------------------------------------------------------------
 
 
-@site.wraps("PPOTrainer._compute_advantage", "self", "batch", REST)
+def _hands_components(module: Any) -> bool:
+    functions = ((module.PPOTrainer, "_compute_advantage"), (module, "compute_advantage_for_multi_trajectories"))
+    return any(mentions(verls_own(*function), "extra_fields", "gdpo_reward_keys") for function in functions)
+
+
+@site.wraps("PPOTrainer._compute_advantage", "self", "batch", REST, needed=unless(_hands_components))
 def _compute_advantage(stock: Function) -> Function:
     def _compute_advantage(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         with holding(_trained, batch):
@@ -272,7 +301,14 @@ def _compute_advantage(stock: Function) -> Function:
     return _compute_advantage
 
 
-@site.wraps("compute_advantage_for_multi_trajectories", "data", "batch_keys", "adv_estimator", REST)
+@site.wraps(
+    "compute_advantage_for_multi_trajectories",
+    "data",
+    "batch_keys",
+    "adv_estimator",
+    REST,
+    needed=unless(_hands_components),
+)
 def _compute_advantage_for_multi_trajectories(stock: Function) -> Function:
     def compute(data: Any, batch_keys: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
         batch = _trained.get()

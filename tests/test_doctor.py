@@ -1,0 +1,160 @@
+"""What `verl-ext doctor` says of processes as users have them: taught, taught in part, or in want of something."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import version
+
+import pytest
+
+from verl_ext import doctor as diagnosis
+from verl_ext import plugin
+from verl_ext.plugin import SITES
+
+LOADING = ("VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS", "VERL_EXT_DISABLE")
+BY_VARIABLE = {"VERL_USE_EXTERNAL_MODULES": "verl_ext.autoload"}
+WITH_ENTRY_POINTS = tuple(map(int, version("verl").split(".")[:2])) >= (0, 9)
+
+
+def doctor(*arguments, first="", **environment):
+    """Exit code and output of the command, in a process in which the code `first` ran before."""
+    inherited = {name: value for name, value in os.environ.items() if name not in LOADING}
+    command = f"sys.argv = ['verl-ext', 'doctor', *{list(arguments)!r}]; from verl_ext.__main__ import main; main()"
+    code = f"import sys; {first}\n{command}"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def unwrapped(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("environment", "how"),
+    [
+        pytest.param(
+            {},
+            "loaded by entry point",
+            marks=pytest.mark.skipif(not WITH_ENTRY_POINTS, reason="verl loads plugins by entry point since 0.9"),
+        ),
+        (BY_VARIABLE, "loaded by VERL_USE_EXTERNAL_MODULES"),
+    ],
+)
+def test_a_taught_process_is_covered_and_every_site_is_named_within_80_columns(environment, how):
+    code, out, _ = doctor(**environment)
+    assert code == 0, out
+    assert f"this process: {how}" in out
+    assert f"verl {version('verl')}" in out
+    lines = out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    for name in SITES:
+        assert sum(f" {name} " in f"{line} " for line in lines if line.startswith("  ")) == 1
+    assert "Every path of this verl is covered. Ray workers were not asked" in unwrapped(out)
+
+
+def test_json_holds_the_same_and_nothing_else_is_printed():
+    code, out, _ = doctor("--json", **BY_VARIABLE)
+    found = json.loads(out)
+    assert code == 0
+    assert found["covered"] is True
+    (process,) = found["processes"]
+    assert process["versions"]["verl"] == version("verl")
+    assert {site["name"]: site["module"] for site in process["sites"]} == SITES
+    assert {site["state"] for site in process["sites"]} <= diagnosis.COVERED
+
+
+NOT_LOADED = {
+    "disabled": (
+        {**BY_VARIABLE, "VERL_EXT_DISABLE": "1"},
+        "loaded, and disabled by VERL_EXT_DISABLE=1 -> unset VERL_EXT_DISABLE",
+    ),
+    "plugins are off": (
+        {"VERL_USE_EXTERNAL_PLUGINS": "none"},
+        "not loaded: VERL_USE_EXTERNAL_PLUGINS=none -> unset VERL_USE_EXTERNAL_PLUGINS, or name verl_ext in it"
+        if WITH_ENTRY_POINTS
+        else "not loaded: this verl knows no entry points -> set VERL_USE_EXTERNAL_MODULES=verl_ext.autoload for the "
+        "driver and the workers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_LOADED)
+def test_a_process_that_is_not_taught_is_not_covered_and_is_told_what_to_set(case):
+    environment, said = NOT_LOADED[case]
+    code, out, _ = doctor(**environment)
+    assert code == 1
+    assert said in unwrapped(out)
+    assert "Not every path is covered" in out
+
+
+def test_a_site_that_is_turned_off_is_not_covered_nor_what_needs_it():
+    code, out, _ = doctor(**BY_VARIABLE, VERL_EXT_DISABLE="agent_loop")
+    assert code == 1
+    assert "! disabled agent_loop VERL_EXT_DISABLE=agent_loop -> unset VERL_EXT_DISABLE" in unwrapped(out)
+    marked = [line.split()[2] for line in out.splitlines() if line.startswith("! disabled")]
+    assert marked in (["agent_loop"], ["agent_loop", "fully_async"])
+
+
+def test_a_verl_module_that_cannot_be_imported_is_named_with_the_reason_and_is_no_fault():
+    code, out, _ = doctor(first="sys.modules['cachetools'] = None", **BY_VARIABLE)
+    assert code == 0, out
+    assert "not importable agent_loop" in unwrapped(out)
+    assert "cachetools" in out
+
+
+def test_without_verl_it_says_so():
+    code, out, _ = doctor(first="sys.modules['verl'] = None")
+    assert code == 1
+    assert "verl cannot be imported: ModuleNotFoundError" in unwrapped(out)
+    assert "-> install verl, 0.7.1 or newer" in out
+
+
+# --- in this process -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unknown_metrics(monkeypatch):
+    plugin.deactivate()
+    monkeypatch.setattr(import_module(SITES["metrics"]), "process_validation_metrics", lambda theirs: {})
+    plugin.activate()
+    yield
+    plugin.deactivate()
+    monkeypatch.undo()
+    plugin.activate()
+
+
+def test_an_unknown_site_is_not_covered_and_names_the_switch(unknown_metrics):
+    process = diagnosis.examine()
+    (site,) = [site for site in process.sites if site.name == "metrics"]
+    assert (site.state, process.covered) == ("unknown", False)
+    assert "takes (theirs)" in site.detail
+    assert "VERL_EXT_DISABLE=metrics" in site.remedy
+
+
+def process(where, **versions):
+    site = diagnosis.Site("protocol", SITES["protocol"], "active", "")
+    return diagnosis.Process(where, "loaded", "", {"verl-ext": "1", "verl": "0.9.1", **versions}, (site,))
+
+
+def test_processes_that_agree_are_told_once_and_different_versions_are_a_fault():
+    alike = diagnosis.Diagnosis((process("this process"), process("node a"), process("node b")))
+    assert alike.covered
+    assert diagnosis.told(alike).count("protocol") == 1
+    apart = diagnosis.Diagnosis((process("this process"), process("node a", **{"verl-ext": "2"})))
+    assert not apart.covered
+    assert "! different versions of verl-ext: 1, 2" in diagnosis.told(apart)
+    assert apart.as_json()["differing"] == {"verl-ext": ["1", "2"]}
+
+
+def test_nothing_that_a_report_quotes_breaks_its_lines():
+    site = diagnosis.Site("protocol", SITES["protocol"], "unknown", "a" * 200 + " b" * 60, "c d " * 60)
+    told = diagnosis.told(diagnosis.Diagnosis((diagnosis.Process("here", "loaded", "", {}, (site,)),)))
+    assert all(len(line) <= 80 or "a" * 200 in line for line in told.splitlines())
