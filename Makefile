@@ -8,7 +8,7 @@ CONSTRAINTS := constraints/verl-$(VERL).txt
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test e2e lint format constraints clean
+.PHONY: help setup demo test matrix e2e lint format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,15 +22,23 @@ $(READY): $(CONSTRAINTS) setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) verl==$(VERL) -e '.[test,lint]'
 	touch $@
 
+# verl before 0.9 knows no entry points.
+LOADING := $(if $(filter 0.7.% 0.8.%,$(VERL)),VERL_USE_EXTERNAL_MODULES=verl_ext.autoload)
+VERSIONS := $(patsubst constraints/verl-%.txt,%,$(wildcard constraints/verl-*.txt))
+
 demo: $(READY) ## mixed reward schemas on real verl and Ray: stock beside verl-ext
-	@$(BIN)/verl-ext demo $(if $(ROWS),--rows "$(ROWS)")
+	@$(LOADING) $(BIN)/verl-ext demo $(if $(ROWS),--rows "$(ROWS)")
 
 test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+	$(LOADING) $(BIN)/python -m pytest $(ARGS)
+
+matrix: ## what touches verl, tested on every supported version of it (VERSIONS=... for some)
+	@for version in $(VERSIONS); do echo "verl $$version"; $(MAKE) --no-print-directory test VERL=$$version \
+		ARGS="-q --no-header tests/plugin tests/integration tests/e2e_v1 tests/test_protocol.py tests/test_doctor.py" || exit 1; done
 
 # From tests/: the wheel of verl installs a package of the name `tests`.
 e2e: $(READY) ## every trainer to the end on CPU, stock beside verl-ext (ARGS=--short: in a minute)
-	@cd tests && $(CURDIR)/$(BIN)/python -m e2e $(ARGS)
+	@cd tests && $(LOADING) $(CURDIR)/$(BIN)/python -m e2e $(ARGS)
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .

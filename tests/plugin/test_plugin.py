@@ -202,6 +202,29 @@ def test_verl_use_external_modules_activates_where_entry_points_are_off():
     assert mark == "protocol"
 
 
+def who_teaches_concat():
+    """Asked of a child process."""
+    import verl
+
+    return taught_by(verl.DataProto.concat)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_process_is_taught_as_its_parent_is(method):
+    found = in_new_process(
+        f"""
+        import multiprocessing
+        import verl
+        from test_plugin import who_teaches_concat
+        with multiprocessing.get_context({method!r}).Pool(1) as pool:
+            result = [who_teaches_concat(), pool.apply(who_teaches_concat)]
+        """,
+        HERE,
+        VERL_USE_EXTERNAL_MODULES="verl_ext.autoload",
+    )
+    assert found == ["protocol", "protocol"]
+
+
 @pytest.mark.skipif(not WITH_ENTRY_POINTS, reason="verl loads plugins by entry point since 0.9")
 def test_a_failure_of_autoload_is_an_error_in_the_log_although_verl_swallows_it():
     records = in_new_process(
