@@ -5,8 +5,9 @@ It carries rows and answers which keys they hold. Turning rows into aligned colu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,13 @@ _PICKLE_FORMAT = 1
 _KEYS_IN_REPR = 6
 
 
-def check_rows(rows: Iterable[Any], first: int = 0) -> None:
-    """Raise `RowError` for the first row that is neither a dict nor `None`, or that has a key which is no `str`."""
+def check_rows(rows: Sequence[Any], first: int = 0) -> None:
+    """Raise `RowError` for the first row that is neither a dict nor `None`, or that has a key which is no `str`.
+
+    Rows are counted from `first`.
+    """
+    if set(map(type, rows)) <= {dict, NoneType} and set(map(type, chain.from_iterable(filter(None, rows)))) <= {str}:
+        return  # in a third of the time that a look at each takes
     for number, row in enumerate(rows, first):
         if not isinstance(row, dict | None):
             raise RowError(
@@ -42,6 +48,10 @@ def check_rows(rows: Iterable[Any], first: int = 0) -> None:
 def ordered_keys(rows: Iterable[Row]) -> list[str]:
     """The union of the rows' keys, in the order of their first appearance."""
     return list(dict.fromkeys(chain.from_iterable(row for row in rows if row)))
+
+
+class _RowsOfColumns(np.ndarray):
+    """Rows that were looked at when they got into the columns that they come from: concat looks at none again."""
 
 
 class SparseNonTensor(np.ndarray):
@@ -66,7 +76,7 @@ class SparseNonTensor(np.ndarray):
         # Every way to become a column ends here: no other dtype, and rows that come from elsewhere are looked at.
         if self.dtype != object:
             raise RowError(f"a raw column holds rows, not {self.dtype}: see it as plain first, column.view(np.ndarray)")
-        if not isinstance(origin, SparseNonTensor):
+        if not isinstance(origin, SparseNonTensor | _RowsOfColumns):
             check_rows(self.view(np.ndarray).ravel().tolist())
 
     def keys(self) -> list[str]:
@@ -141,8 +151,8 @@ def _restore(pickle_format: int, *state: Any) -> SparseNonTensor:
             "install the newer verl-ext that wrote it"
         )
     shape, rows = state
-    column: SparseNonTensor = SparseNonTensor(rows).reshape(shape)
-    return column
+    column: SparseNonTensor = np.fromiter(rows, object, len(rows)).view(_RowsOfColumns).view(SparseNonTensor)
+    return column if len(shape) == 1 else column.reshape(shape)
 
 
 def _bare(key: str) -> str:
@@ -191,6 +201,9 @@ def _joins(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
 @_joins(np.concatenate, np.stack, np.vstack, np.hstack)
 def _join(function: Callable[..., Any], arrays: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
     """Columns beside columns, or beside plain arrays of dicts and `None`, give a column; anything else a `RowError`."""
+    arrays = list(arrays)
+    if set(map(type, arrays)) == {SparseNonTensor}:
+        return join_columns(arrays, *args, function=function, **_plain(kwargs))
     parts = [_plain(part) if isinstance(part, np.ndarray) else np.asarray(part, dtype=object) for part in arrays]
     return function(parts, *args, **_plain(kwargs)).view(SparseNonTensor)
 
@@ -204,6 +217,15 @@ def _append(function: Callable[..., Any], arr: Any, values: Any, axis: int | Non
 def _insert(function: Callable[..., Any], arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
     rows = np.asarray([values] if isinstance(values, dict | None) else values, dtype=object)
     return function(_plain(arr), obj, _plain(rows), axis).view(SparseNonTensor)
+
+
+def join_columns(
+    columns: Sequence[SparseNonTensor], *args: Any, function: Callable[..., Any] = np.concatenate, **kwargs: Any
+) -> SparseNonTensor:
+    """`function` of columns alone, past NumPy's dispatch, which for 1,024 chunks takes longer than the joining."""
+    joined = np.ndarray.__array_function__(columns[0], function, (), (columns, *args), kwargs)
+    column: SparseNonTensor = joined.view(_RowsOfColumns).view(SparseNonTensor)
+    return column
 
 
 def raw_columns(columns: Mapping[str, Any]) -> dict[str, SparseNonTensor]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor, raw_columns
+from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor, join_columns, raw_columns
 from verl_ext.errors import (
     BatchMismatchError,
     FieldCollisionError,
@@ -84,7 +84,8 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
                 raise UnfinalizedError(
                     f"the raw column {shown(name)} is folded to shape {column.shape}: unfold_batch_dim, then finalize"
                 )
-        flat = {name: {_flat_name(name, key): key for key in column.keys()} for name, column in raw.items()}
+        aligned = {name: assemble_reward_extra_info(column.tolist()) for name, column in raw.items()}
+        flat = {name: {_flat_name(name, key): key for key in keys} for name, keys in aligned.items()}
         _refuse_collisions(self, raw, flat, reserved)
         if not raw:
             return self
@@ -94,8 +95,7 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
             if name not in raw:
                 columns[name] = column
                 continue
-            aligned = assemble_reward_extra_info(column.tolist())
-            columns.update({flat_name: aligned[key] for flat_name, key in flat[name].items()})
+            columns.update({flat_name: aligned[name][key] for flat_name, key in flat[name].items()})
             if keep_raw:
                 columns[name] = column.view(np.ndarray)
         # New dicts, not the old ones changed: verl shares both between a batch and its chunks and selections.
@@ -322,8 +322,9 @@ def _concat_columns(batches: Sequence[DataProto]) -> Columns:
     for name in _ordered_union(batch.non_tensor_batch for batch in batches):
         parts = [_part(batch, name) for batch in batches]
         present = [part for part in parts if not isinstance(part, int)]
-        if all(isinstance(part, SparseNonTensor) for part in parts):
-            columns[name] = np.concatenate(present)
+        raw = [part for part in present if isinstance(part, SparseNonTensor)]
+        if len(raw) == len(parts):
+            columns[name] = join_columns(raw)
         elif name in rewards:
             columns[name] = merge_columns(parts)
         elif len(present) == len(parts):

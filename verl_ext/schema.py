@@ -402,21 +402,29 @@ def merge_columns(parts: Sequence[Column | int]) -> Column:
     """
     parts = [part for part in parts if _rows(part)] or parts  # no rows: neither a missing key nor a dtype
     present = [part for part in parts if not isinstance(part, int)]
-    if len(present) < len(parts):
-        return object_column(
-            list(chain.from_iterable([None] * part if isinstance(part, int) else _items(part) for part in parts))
-        )
-    first = present[0]
-    if first.dtype.kind in "biufc" and all(p.dtype == first.dtype and p.shape[1:] == first.shape[1:] for p in present):
+    first = present[0] if present else np.empty(0)
+    complete = len(present) == len(parts)
+    alike = all(part.dtype == first.dtype and part.shape[1:] == first.shape[1:] for part in present)
+    if complete and alike and first.dtype.kind in "biufc":
         return np.concatenate(present)  # every row brings this dtype, so deciding anew would find it again
-    column = dense_column(list(chain.from_iterable(_values(part) for part in present)))
-    if column.dtype != object:
-        return column
-    return object_column(list(chain.from_iterable(_items(part) for part in present)))
+    objects = np.concatenate([_objects(part) for part in parts])
+    types = set(map(type, objects.tolist()))
+    if complete and NoneType not in types:
+        column = dense_column(list(chain.from_iterable(_values(part) for part in present)))
+        if column.dtype != object:
+            return column
+    return objects if all(map(_is_plain, types)) else object_column(objects.tolist())
 
 
 def _rows(part: Column | int) -> int:
     return part if isinstance(part, int) else len(part)
+
+
+def _objects(part: Column | int) -> Column:
+    """The values as Python objects, one per row; `None` where the key is missing."""
+    if isinstance(part, int):
+        return np.empty(part, object)
+    return part if part.dtype == object and part.ndim == 1 else np.fromiter(_items(part), object, len(part))
 
 
 def _items(column: Column) -> list[Any]:
