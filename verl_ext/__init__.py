@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         BatchMismatchError,
         FieldCollisionError,
         MissingRewardError,
+        NotNumericError,
         PluginMissingError,
         RowError,
         SettingsError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         VerlNotFoundError,
     )
     from verl_ext.protocol import SparseDataProto, attach_reward_extra_info
+    from verl_ext.reward_metrics import numeric, present
     from verl_ext.schema import assemble_reward_extra_info
 
 __version__ = "0.1.0"
@@ -29,6 +31,7 @@ __all__ = [
     "BatchMismatchError",
     "FieldCollisionError",
     "MissingRewardError",
+    "NotNumericError",
     "PluginMissingError",
     "RowError",
     "SettingsError",
@@ -40,6 +43,8 @@ __all__ = [
     "VerlNotFoundError",
     "assemble_reward_extra_info",
     "attach_reward_extra_info",
+    "numeric",
+    "present",
 ]
 
 _HOMES = {
@@ -47,6 +52,8 @@ _HOMES = {
     "SparseDataProto": "protocol",
     "attach_reward_extra_info": "protocol",
     "assemble_reward_extra_info": "schema",
+    "numeric": "reward_metrics",
+    "present": "reward_metrics",
 }
 
 

@@ -76,6 +76,10 @@ class MissingRewardError(VerlExtError, ValueError):
     """A reward, or a component of it, that training needs is missing for some samples, or is no finite number."""
 
 
+class NotNumericError(VerlExtError, TypeError):
+    """A column was taken for numbers, and holds something else."""
+
+
 class PluginMissingError(VerlExtError, RuntimeError):
     """A Ray worker took part in a batch without verl-ext, or with another version of it."""
 

@@ -22,11 +22,21 @@ class Settings:
     """What a user may set, as `+verl_ext.<option>=...`.
 
     Attributes:
+        metrics: of which reward keys training logs metrics: `sparse`, those that some samples lack; `all`; or `off`.
+        text_metrics: keys whose values are text, and of which training logs the shares of the commonest values.
+        nan: whether NaN that a scorer emits is a `value`, or counts as `missing`.
         fill: by reward key, the number to train with where a sample has not emitted the key. Also
             `+verl_ext.fill={reward/jpeg: 0.0}`, for keys that Hydra's dotted form cannot spell.
     """
 
     fill: Mapping[str, float] = field(default_factory=dict)
+    metrics: str = "sparse"
+    text_metrics: Sequence[str] = ()
+    nan: str = "value"
+
+    def misses(self, value: Any) -> bool:
+        """Whether a value of a reward column counts as missing."""
+        return value is None or (self.nan == "missing" and isinstance(value, float) and math.isnan(value))
 
     @classmethod
     def of(cls, config: Any) -> Settings:
@@ -68,7 +78,28 @@ def _fill_value(key: str, value: Any) -> float:
     return float(value)
 
 
-_CHECKS: dict[str, Callable[[Any], Any]] = {"fill": _fill}
+def _one_of(option: str, *choices: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        word = "off" if value is False else value  # as YAML reads it
+        if word not in choices:
+            raise SettingsError(f"{SECTION}.{option} is {shown(value)}; it must be one of {', '.join(choices)}")
+        return str(word)
+
+    return check
+
+
+def _text_metrics(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(key, str) for key in value):
+        raise SettingsError(f"{SECTION}.text_metrics is {shown(value)}; it must be a list of reward keys: [judge]")
+    return tuple(value)
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "fill": _fill,
+    "metrics": _one_of("metrics", "sparse", "all", "off"),
+    "text_metrics": _text_metrics,
+    "nan": _one_of("nan", "value", "missing"),
+}
 
 
 def _options() -> str:
@@ -99,6 +130,7 @@ def training_values(key: str, column: Any, rows: int, settings: Settings, data_s
         MissingRewardError: a value is no finite number; names the row.
     """
     values = [None] * rows if column is None else np.asarray(column).tolist()
+    values = [None if settings.misses(value) else value for value in values]
     missing = np.array([value is None for value in values], dtype=bool)
     for row, value in enumerate(values):
         if value is not None and not _is_finite(value):

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from verl_ext.errors import shown
+from verl_ext.plugin import _run
 from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
 from verl_ext.plugin._trial import ALIGNED, unless, verls_own
 
@@ -26,6 +27,27 @@ site = PatchSite(
 
 Metrics: TypeAlias = dict[str, float]
 BOOTSTRAPS = 1000
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+@site.wraps("compute_data_metrics", "batch", REST)
+def _compute_data_metrics(stock: Function) -> Function:
+    def compute_data_metrics(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        from verl_ext.protocol import REWARD_KEYS
+
+        metrics = stock(batch, *args, **kwargs)
+        if REWARD_KEYS not in batch.meta_info:  # the v1 trainer's, whose rewards are in the queue
+            return metrics
+        held = batch.non_tensor_batch
+        columns = {key: held[key] for key in batch.meta_info[REWARD_KEYS] if key in held}
+        return {**metrics, **_run.current().metrics.step(columns, held.get("data_source"), len(batch))}
+
+    return compute_data_metrics
+
+
+# --- validation --------------------------------------------------------------------------------------------------
 
 
 def _averages_what_is_there(module: Any) -> bool:
@@ -57,6 +79,12 @@ def _process_validation_metrics(stock: Function) -> Function:
         seed: int = 42,
         **rest: Any,
     ) -> dict[Any, dict[str, Metrics]]:
+        settings = _run.current().settings
+        if settings.nan == "missing":
+            infos_dict = {
+                key: [None if settings.misses(value) else value for value in values]
+                for key, values in infos_dict.items()
+            }
         # verl >= 0.9.1: how many sessions of a prompt were started, failed ones included
         expected_acc_counts: Mapping[tuple[str, str], int] = rest.get("expected_acc_counts") or {}
         rows_by_source: dict[Any, list[int]] = {}
@@ -141,7 +169,8 @@ def _sparse_metrics(
     """verl's metrics of one key in one data source, over the values that are there.
 
     First over a prompt's responses that have the key, then over the prompts that have any. A series is named by the
-    prompt's number of responses, so that it does not split by how many happened to have the key.
+    prompt's number of responses, so that it does not split by how many happened to have the key; `coverage@N` is the
+    share of them that do, over all prompts.
     """
     prompts: dict[str, list[tuple[Any, Any]]] = {uid: [] for uid, count in failed.items() if count}
     for row, uid in enumerate(uids):
@@ -150,8 +179,10 @@ def _sparse_metrics(
     for uid, samples in prompts.items():
         zeros = [(0.0, None)] * failed.get(uid, 0)
         present = [sample for sample in [*samples, *zeros] if sample[0] is not None]
+        responses = len(samples) + len(zeros)
+        series.setdefault(f"coverage@{responses}", []).append(len(present) / responses)
         if present:
-            for name, value in _prompt_metrics(present, len(samples) + len(zeros), seed).items():
+            for name, value in _prompt_metrics(present, responses, seed).items():
                 series.setdefault(name, []).append(value)
     return {name: float(np.mean(per_prompt)) for name, per_prompt in series.items()}
 

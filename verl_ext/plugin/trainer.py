@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.errors import shown
+from verl_ext.plugin import _run
 from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writes_rows_whole, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, holding, warn_once
 from verl_ext.plugin._trial import unless, verls_own
@@ -43,8 +44,9 @@ def _init(stock: Function) -> Function:
 
 
 def check_settings(config: Any) -> None:
-    """Refuse wrong settings by name at start, and warn of those that nothing will read."""
+    """Begin a run: refuse wrong settings by name at start, and warn of those that nothing will read."""
     settings = Settings.of(config)
+    _run.begin(settings)
     group_filter = config.algorithm.get("filter_groups", None) or {}
     read = {*component_keys(config.algorithm), group_filter.get("metric", None)}
     for key in settings.fill.keys() - read:
@@ -138,7 +140,7 @@ def _merge_validation_results(stock: Function) -> Function:
 # --- training ----------------------------------------------------------------------------------------------------
 
 _COMPONENTS = "_verl_ext_components"
-"""Attribute of a trained batch: the GDPO components that some of its samples lack."""
+"""Attribute of a trained batch: of the GDPO components that some of its samples lack, the values of the others."""
 
 
 @site.wraps("compute_advantage", "data", "adv_estimator", REST)
@@ -149,8 +151,10 @@ def _compute_advantage(stock: Function) -> Function:
         data = stock(*args, **kwargs)
         call = signature.bind(*args, **kwargs).arguments
         if call["adv_estimator"] == "gdpo":
-            columns = {key: data.non_tensor_batch.get(key) for key in component_keys(call["config"])}
-            sparse = [key for key, column in columns.items() if column is not None and None in column.tolist()]
+            misses = Settings.of(call["config"]).misses
+            columns = {key: data.non_tensor_batch.get(key, ()) for key in component_keys(call["config"])}
+            present = {key: [value for value in column if not misses(value)] for key, column in columns.items()}
+            sparse = {key: values for key, values in present.items() if 0 < len(values) < len(columns[key])}
             setattr(data, _COMPONENTS, sparse)
         return data
 
@@ -162,8 +166,8 @@ def _compute_timing_metrics(stock: Function) -> Function:
     def compute_timing_metrics(batch: Any, timing_raw: Any) -> Any:
         # The first that `fit` calls after it has made NaN of the means of GDPO components that some samples lack.
         metrics = dict(stock(batch, timing_raw))
-        for key in getattr(batch, _COMPONENTS, ()):
-            values = np.array([value for value in batch.non_tensor_batch[key] if value is not None], dtype=np.float32)
+        for key, present in getattr(batch, _COMPONENTS, {}).items():
+            values = np.array(present, dtype=np.float32)
             metrics.update({f"gdpo/{key}/{how.__name__}": float(how(values)) for how in (np.mean, np.std)})
             metrics.update({f"gdpo/{key}/max": float(values.max()), f"gdpo/{key}/min": float(values.min())})
         return metrics

@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import FieldCollisionError, MissingRewardError, shown
+from verl_ext.plugin import _run
 from verl_ext.plugin._dump import GENERATIONS, writes_rows_whole, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, State, holding
 from verl_ext.plugin._trial import mentions, unless, verls_own
@@ -284,6 +285,34 @@ def _compute_reward_colocate(stock: Function) -> Function:
     return _compute_reward_colocate
 
 
+# --- metrics -----------------------------------------------------------------------------------------------------
+
+
+@site.wraps("PPOTrainer._compute_metrics", "self", "batch", "metrics", REST)
+def _compute_metrics(stock: Function) -> Function:
+    def _compute_metrics(self: Any, batch: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        result = stock(self, batch, metrics, *args, **kwargs)
+        if _run.current().settings.metrics != "off":
+            metrics.update(_reward_metrics(batch))
+        return result
+
+    return _compute_metrics
+
+
+def _reward_metrics(batch: Any) -> Mapping[str, float]:
+    """The metrics of the reward keys of the samples that were trained on, but for those that nothing has scored."""
+    import transfer_queue as tq
+
+    padding = _padding(batch)
+    keys = [key for key in batch.keys if key not in padding]
+    fields = ["data_source", "extra_fields"]
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+    samples = zip(column_of(data, "extra_fields"), column_of(data, "data_source"), strict=True)
+    scored = [(own[RAW_COLUMN], source) for own, source in samples if isinstance(own, dict) and RAW_COLUMN in own]
+    columns = assemble_reward_extra_info([row for row, _ in scored])
+    return _run.current().metrics.step(columns, [source for _, source in scored], len(scored))
+
+
 # --- GDPO --------------------------------------------------------------------------------------------------------
 
 
@@ -353,6 +382,7 @@ SHARED = (
     _write_generations,
     _log_rollout_data,
     _dump_generations,
+    _compute_metrics,
     _compute_advantage,
     _compute_advantage_for_multi_trajectories,
 )

@@ -1,0 +1,229 @@
+"""Metrics of reward keys over a run, against the plainest computation there is."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_ext import NotNumericError, assemble_reward_extra_info, numeric, present
+from verl_ext.reward_metrics import RewardMetrics, Summary, logged, merged
+
+# --- numeric and present ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "mask"),
+    [
+        (np.array([1.5, 2.5]), [1.5, 2.5], [True, True]),
+        (np.array([True, False]), [1.0, 0.0], [True, True]),
+        (np.array([1, 2], dtype=np.int8), [1.0, 2.0], [True, True]),
+        (np.array([None, 1, True, 0.5], dtype=object), [math.nan, 1.0, 1.0, 0.5], [False, True, True, True]),
+        ([None, np.float32(0.5), torch.tensor(2), np.array(3)], [math.nan, 0.5, 2.0, 3.0], [False, True, True, True]),
+        (np.array([None, None], dtype=object), [math.nan] * 2, [False, False]),
+        ([], [], []),
+    ],
+)
+def test_numeric_gives_float64_with_nan_where_a_value_is_missing_and_says_where_one_is(column, values, mask):
+    found, where = numeric(column)
+    assert (found.dtype, where.dtype) == (np.float64, bool)
+    np.testing.assert_array_equal(found, values)
+    assert where.tolist() == mask
+    assert present(column).tolist() == mask
+
+
+@pytest.mark.parametrize("value", ["1.0", [1.0], {"a": 1}, b"1", 1j, np.array([1.0]), torch.ones(2)])
+def test_numeric_refuses_what_is_no_number_and_names_the_row_and_the_column(value):
+    column = np.empty(3, dtype=object)
+    column[1], column[2] = 1.0, value
+    with pytest.raises(NotNumericError, match="row 2 of the column 'judge' is a "):
+        numeric(column, "judge")
+    assert present(column).tolist() == [False, True, True]
+
+
+def test_numeric_refuses_dense_text_and_columns_of_arrays():
+    with pytest.raises(NotNumericError, match="row 0 of the column is a str"):
+        numeric(np.array(["a", "b"]))
+    with pytest.raises(NotNumericError, match="row 0 of the column is a ndarray"):
+        numeric(np.ones((2, 3)))
+
+
+# --- summaries -------------------------------------------------------------------------------------------------------
+
+finite = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(st.lists(finite | st.none(), max_size=8), max_size=6))
+def test_the_summaries_of_steps_add_up_to_that_of_all_their_samples_whatever_the_split(steps):
+    def summary(values):
+        return Summary.of(np.array([value for value in values if value is not None]), len(values))
+
+    found = merged({"key": summary(values)} for values in steps).get("key", Summary(0)).metrics("key")
+    everything = summary([value for values in steps for value in values]).metrics("key")
+    assert found.keys() == everything.keys()
+    for name, value in everything.items():
+        assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-6)
+
+
+def test_a_sum_shows_nan_and_infinity_of_either_side():
+    odd = Summary.of(np.array([math.nan, 1.0]), 2) + Summary.of(np.array([2.0]), 1)
+    assert math.isnan(odd.metrics("key")["key/mean"])
+    assert math.isnan(odd.metrics("key")["key/max"])
+    endless = Summary.of(np.array([math.inf, 1.0]), 2).metrics("key")
+    assert endless["key/mean"] == endless["key/max"] == math.inf
+    assert endless["key/min"] == 1.0
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def steps_of(run, *batches, sources=None):
+    """The metrics of each step: a batch is its samples' reward dicts."""
+    found = []
+    for number, rows in enumerate(batches):
+        columns = assemble_reward_extra_info(rows)
+        found.append(run.step(columns, None if sources is None else sources[number], len(rows)))
+    return found
+
+
+def test_a_uniform_run_logs_nothing():
+    assert steps_of(RewardMetrics(), [{"acc": 1.0}] * 3, [{"acc": 0.0}] * 2) == [{}, {}]
+
+
+def test_a_key_that_a_sample_lacked_is_logged_from_then_on_in_every_step_without_holes():
+    first, second, third = steps_of(
+        RewardMetrics(), [{"acc": 1.0, "len": 3}, {"acc": 0.0}], [{"acc": 1.0, "len": 5}] * 2, [{"acc": 1.0}]
+    )
+    assert first == {
+        "reward_extra/len/mean": 3.0,
+        "reward_extra/len/std": 0.0,
+        "reward_extra/len/min": 3.0,
+        "reward_extra/len/max": 3.0,
+        "reward_extra/len/count": 1.0,
+        "reward_extra/len/coverage": 0.5,
+    }
+    assert (second["reward_extra/len/mean"], second["reward_extra/len/coverage"]) == (5.0, 1.0)
+    assert third == {"reward_extra/len/count": 0.0, "reward_extra/len/coverage": 0.0}
+
+
+def test_a_key_that_comes_later_was_lacked_by_the_samples_before():
+    _, second = steps_of(RewardMetrics(), [{"acc": 1.0}], [{"acc": 1.0, "new": True}])
+    assert second["reward_extra/new/mean"] == 1.0
+    assert not any(name.startswith("reward_extra/acc") for name in second)
+
+
+def test_all_logs_every_numeric_key_and_off_none():
+    rows = [{"acc": True, "judge": "good"}, {"acc": False, "judge": "bad"}]
+    (every,) = steps_of(RewardMetrics("all"), rows)
+    assert {name.split("/")[1] for name in every} == {"acc"}
+    assert every["reward_extra/acc/mean"] == 0.5
+    assert every["reward_extra/acc/std"] == 0.5
+    assert steps_of(RewardMetrics("off"), [*rows, {}]) == [{}]
+
+
+def test_with_several_data_sources_in_the_run_each_has_its_own_from_then_on():
+    rows = [{"acc": 1.0, "pred_len": 4}, {"acc": 0.0}, {"acc": 1.0}]
+    first, second = steps_of(
+        RewardMetrics(), rows, [{"acc": 1.0}] * 2, sources=[["dapo", "gsm8k", "gsm8k"], ["gsm8k"] * 2]
+    )
+    assert first["reward_extra/dapo/pred_len/coverage"] == 1.0
+    assert first["reward_extra/gsm8k/pred_len/coverage"] == 0.0
+    assert first["reward_extra/pred_len/coverage"] == pytest.approx(1 / 3)
+    assert "reward_extra/gsm8k/pred_len/mean" not in first
+    assert second["reward_extra/dapo/pred_len/count"] == 0.0
+    (alone,) = steps_of(RewardMetrics(), rows, sources=[["gsm8k"] * 3])
+    assert not any("gsm8k" in name for name in alone)
+
+
+def test_an_explicit_none_and_a_key_that_was_never_there_are_no_samples_that_have_it():
+    (found,) = steps_of(RewardMetrics(), [{"judge": None, "acc": 1.0}, {"judge": 2.0, "acc": 1.0}])
+    assert found["reward_extra/judge/count"] == 1.0
+    assert steps_of(RewardMetrics(), [{"judge": None}]) == [{}], "a key without any value is of no known kind"
+
+
+def test_keys_that_are_no_numbers_are_left_out_and_one_that_stops_to_be_one_is_said():
+    said = []
+    run = RewardMetrics("all", warn=lambda what, message: said.append(message))
+    first, second, third = steps_of(run, [{"len": 3, "text": "a", "list": [1]}], [{"len": "three"}], [{"len": 4}])
+    assert {name.split("/")[1] for name in first} == {"len"}
+    assert second == {}
+    assert third["reward_extra/len/mean"] == 4.0
+    (message,) = said
+    assert "no metrics for the reward key 'len' any more, a number before: row 0 of the column 'len'" in message
+    assert "('three'), not a number" in message
+
+
+@pytest.mark.parametrize(("nan_is_missing", "count"), [(False, 2.0), (True, 1.0)])
+def test_nan_is_a_value_or_missing_and_is_named_once_with_its_data_source(nan_is_missing, count):
+    said = []
+    run = RewardMetrics("all", nan_is_missing=nan_is_missing, warn=lambda what, message: said.append((what, message)))
+    rows = [{"judge": math.nan}, {"judge": 1.0}]
+    first, _ = steps_of(run, rows, rows, sources=[["dapo", "gsm8k"]] * 2)
+    assert first["reward_extra/judge/count"] == count
+    assert math.isnan(first["reward_extra/judge/mean"]) != nan_is_missing
+    assert len({what for what, _ in said}) == 1, "who warns once per subject warns once"
+    assert "'judge' is nan for a sample of data source 'dapo'" in said[0][1]
+
+
+def test_infinity_is_named_likewise():
+    said = []
+    (found,) = steps_of(
+        RewardMetrics("all", nan_is_missing=True, warn=lambda what, message: said.append(message)),
+        [{"judge": math.inf}],
+    )
+    assert found["reward_extra/judge/mean"] == math.inf
+    assert "'judge' is inf for a sample; it counts as a value" in said[0]
+
+
+def test_the_shares_of_a_text_keys_commonest_values_are_logged_where_they_are_asked_for():
+    run = RewardMetrics(texts=["judge"])
+    first, second = steps_of(run, [{"judge": "good"}, {"judge": "good"}, {"judge": "bad"}, {}], [{"judge": "bad"}])
+    assert first == {
+        "reward_extra/judge/count": 3.0,
+        "reward_extra/judge/coverage": 0.75,
+        "reward_extra/judge/share/good": pytest.approx(2 / 3),
+        "reward_extra/judge/share/bad": pytest.approx(1 / 3),
+    }
+    assert (second["reward_extra/judge/share/good"], second["reward_extra/judge/share/bad"]) == (0.0, 1.0)
+
+
+def test_text_that_a_model_wrote_makes_neither_long_nor_many_nor_hostile_names():
+    rows = [{"judge": f"{'x' * 50_000}{number}/\x1b[31m\n"} for number in range(500)]
+    (found,) = steps_of(RewardMetrics(texts=["judge"]), [*rows, *[{"judge": "\x1b[2J/etc"}] * 9])
+    assert len(found) < 25
+    assert all(len(name) < 100 and name.isprintable() for name in found)
+    shares = [value for name, value in found.items() if "/share/" in name]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+def test_two_keys_that_would_be_logged_under_one_name_are_said_and_the_first_stays():
+    said = []
+    run = RewardMetrics("all", warn=lambda what, message: said.append(message))
+    rows = [{"b/acc": 1.0, "a/b/acc": 3.0}, {"b/acc": 0.0, "a/b/acc": 3.0}]
+    (found,) = steps_of(run, rows, sources=[["a", "b"]])
+    assert found["reward_extra/a/b/acc/mean"] in (1.0, 3.0)
+    assert any("'reward_extra/a/b/acc'" in message for message in said)
+
+
+rewards = st.dictionaries(st.sampled_from("abc"), st.floats(-9, 9) | st.booleans() | st.none(), max_size=3)
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from(["x", "y"]), rewards), min_size=1, max_size=6), max_size=4))
+def test_every_step_is_what_the_plainest_computation_finds_and_no_series_has_a_hole(steps):
+    run, begun = RewardMetrics("all"), set()
+    for step in steps:
+        rows, sources = [row for _, row in step], [source for source, _ in step]
+        found = run.step(assemble_reward_extra_info(rows), sources, len(rows))
+        series = {name.rpartition("/")[0] for name in found}
+        assert begun <= series
+        begun |= series
+        for key in {key for row in rows for key in row}:
+            values = [float(row[key]) for row in rows if row.get(key) is not None]
+            if values:
+                assert found[f"reward_extra/{key}/count"] == len(values)
+                assert found[f"reward_extra/{key}/coverage"] == pytest.approx(len(values) / len(rows))
+                assert found[f"reward_extra/{key}/mean"] == pytest.approx(np.mean(values))
+                assert found[f"reward_extra/{key}/std"] == pytest.approx(np.std(values), abs=1e-7)
+    assert logged(run.last).keys() == (found.keys() if steps else set())
