@@ -99,4 +99,4 @@ def test_without_its_libraries_the_command_line_says_what_to_install(library):
     done = run("demo", without=library)
     assert done.returncode not in (0, 2)
     assert "Traceback" not in done.stderr
-    assert f"needs {library}; pip install 'verl-ext[demo]' brings it" in done.stderr
+    assert f"needs {library}; pip install 'verl-ext[cli]' brings it" in done.stderr

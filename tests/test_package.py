@@ -158,7 +158,21 @@ def test_no_requirement_has_a_cap_a_pin_or_an_exclusion(metadata):
 
 def test_verl_is_required_by_extras_alone(metadata):
     extras = {extra for name, _, extra in requirements(metadata) if name == "verl"}
-    assert extras == {"verl", "demo", "test"}
+    assert extras == {"verl", "demo", "test", "bench"}
+
+
+def test_the_support_table_names_the_versions_that_have_constraint_files_and_how_each_loads_the_plugin():
+    table = re.findall(r"^\| (\d[\d.]*) \|.*\| (.+?) \|$", (SOURCES / "README.md").read_text(), re.MULTILINE)
+    pinned = {file.stem.removeprefix("verl-") for file in (SOURCES / "constraints").glob("verl-*.txt")}
+    assert {version for version, _ in table} == pinned
+    for version, loaded_by in table:
+        newer = tuple(map(int, version.split("."))) >= (0, 9)
+        assert loaded_by == ("entry point" if newer else "`VERL_USE_EXTERNAL_MODULES`")
+
+
+def test_the_constraints_of_a_version_pin_that_version():
+    for file in (SOURCES / "constraints").glob("verl-*.in"):
+        assert f"verl=={file.stem.removeprefix('verl-')}" in file.read_text().split()
 
 
 def test_the_wheel_brings_the_type_marker_the_demos_rows_and_every_module(wheel):

@@ -8,7 +8,7 @@ def main() -> None:
     try:
         from verl_ext.cli import app
     except ModuleNotFoundError as error:
-        sys.exit(f"verl-ext: the command line needs {error.name}; pip install 'verl-ext[demo]' brings it")
+        sys.exit(f"verl-ext: the command line needs {error.name}; pip install 'verl-ext[cli]' brings it")
     app()
 
 
