@@ -40,6 +40,15 @@ matrix: ## what touches verl, tested on every supported version of it (VERSIONS=
 e2e: $(READY) ## every trainer to the end on CPU, stock beside verl-ext (ARGS=--short: in a minute)
 	@cd tests && $(LOADING) $(CURDIR)/$(BIN)/python -m e2e $(ARGS)
 
+bench: $(VENV)/.bench ## ours beside stock, the plain union and data frames, in one table (SAVE=file: as JSON too; ARGS=... goes to pytest)
+	@$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -o python_functions='bench_*' -p no:cacheprovider \
+		--quiet --no-header --no-summary --benchmark-quiet $(if $(SAVE),--save-figures "$(SAVE)") $(ARGS)
+
+# In the same environment, under the same constraints: what the tests run on stays as it is.
+$(VENV)/.bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[bench]'
+	touch $@
+
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

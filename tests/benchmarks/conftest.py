@@ -1,0 +1,109 @@
+"""`make bench`: measures ours beside its peers, round by round in turn, and prints one table.
+
+No figure is asserted: a target that is not met is shown as missed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+ROUNDS = 7
+PACKAGES = ("verl", "numpy", "pandas", "pyarrow", "polars", "ray")
+
+
+@dataclass
+class Figure:
+    """A row of the table: a ratio that should be at most (or, of a speed-up, at least) its target."""
+
+    figure: str
+    input: str
+    ours: str
+    peer: str
+    ratio: float
+    target: str = ""
+    met: bool | None = None
+
+
+class Table:
+    """What was measured, in order."""
+
+    def __init__(self) -> None:
+        self.figures: list[Figure] = []
+
+    def add(self, figure: str, where: str, ours: str, peer: str, ratio: float, target: str = "") -> None:
+        """`target` is `""`, or `<= 1.5`, or `>= 2`."""
+        sign, _, bound = target.partition(" ")
+        met = None if not target else ratio <= float(bound) if sign == "<=" else ratio >= float(bound)
+        self.figures.append(Figure(figure, where, ours, peer, round(ratio, 3), target, met))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--save-figures", metavar="FILE", help="write the table as JSON")
+
+
+TABLE = Table()
+
+
+@pytest.fixture
+def table() -> Table:
+    return TABLE
+
+
+@pytest.fixture
+def times(benchmark: Any) -> Callable[..., dict[str, float]]:
+    """`times(ours, peer=...)`: seconds of each, the least of several rounds in which they take turns."""
+
+    def measure(ours: Callable[[], Any], rounds: int = ROUNDS, **peers: Callable[[], Any]) -> dict[str, float]:
+        best = dict.fromkeys(peers, float("inf"))
+
+        def peers_in_turn() -> None:
+            for name, peer in peers.items():
+                start = perf_counter()
+                peer()
+                best[name] = min(best[name], perf_counter() - start)
+
+        benchmark.pedantic(ours, setup=peers_in_turn, rounds=rounds, warmup_rounds=int(rounds > 2))
+        benchmark.extra_info.update(best)
+        return {"ours": benchmark.stats.stats.min, **best}
+
+    return measure
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    machine = _machine()
+    shown = RichTable("figure", "input", "ours", "peer", "ratio", "target", "", title="verl-ext beside its peers")
+    for figure in TABLE.figures:
+        met = {None: "", True: "met", False: "[bold red]missed[/]"}[figure.met]
+        shown.add_row(figure.figure, figure.input, figure.ours, figure.peer, f"{figure.ratio:.2f}", figure.target, met)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(shown)
+    console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
+    path = config.getoption("--save-figures")
+    if path:
+        figures = [asdict(figure) for figure in TABLE.figures]
+        Path(path).write_text(json.dumps({"machine": machine, "figures": figures}, indent=1) + "\n")
