@@ -333,6 +333,30 @@ def test_a_mixed_chunk_of_an_unknown_agent_loop_is_refused_where_it_becomes_a_ba
         worker.into_batch(_Sample({}), samples[1])
 
 
+@pytest.mark.skipif(not importable(SITES["fully_async"]), reason="verl 0.7 has no fully-async code")
+def test_a_mixed_sample_of_an_unknown_fully_async_rollouter_is_refused_by_what_its_batch_still_holds(
+    doctored, monkeypatch
+):
+    manager = import_module(SITES["fully_async"]).FullyAsyncAgentLoopManager
+    worker = owner_of("agent_loop", "AgentLoopWorker")[0].AgentLoopWorker
+
+    async def generate_one(self, rows):
+        return worker._postprocess(_Sample({}), [_Sample(row) for row in rows])
+
+    monkeypatch.setattr(manager, "generate_one", generate_one, raising=False)
+    report = doctored("fully_async", FullyAsyncAgentLoopManager__generate_sequences_single=renamed)
+    assert report.state is State.UNKNOWN
+    assert report_of("agent_loop").state is State.ACTIVE
+    assert len(asyncio.run(manager.generate_one(None, [{"acc": 1.0}, {"acc": 0.0}]))) == 2
+    with pytest.raises(UnsupportedVerlError, match=r"'found'.*VERL_EXT_DISABLE=fully_async"):
+        asyncio.run(manager.generate_one(None, [{"acc": 1.0}, {"acc": 1.0, "found": 2.0}]))
+
+
+def test_where_stock_verl_fails_on_mixed_rows_the_error_says_why(renamed_reward_loop, doctored):
+    with pytest.raises(UnsupportedVerlError, match="'pred'"):
+        scored_by(renamed_reward_loop, [{"acc": 1.0, "pred": "4"}, {"acc": 0.0}], "score_batch")
+
+
 def gdpo_arguments(column):
     ones = torch.ones(2, 1)
     return {

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import UnsupportedVerlError, shown
-from verl_ext.plugin._site import Function, PatchSite
+from verl_ext.plugin._site import Function, PatchSite, looks_at_its_caller
 
 Places = Iterator[tuple[Any, str, Any]]
 
@@ -22,7 +22,7 @@ def refusing_mixed_rows(site: PatchSite, module: ModuleType) -> Places:
     """Look at the samples that pass through the functions of the module's classes, and those that it gets from Ray."""
 
     def check(samples: Iterable[Any]) -> None:
-        schemas = {frozenset(row or ()) for row in samples}
+        schemas = {frozenset(row if isinstance(row, dict) else ()) for row in samples}
         if len(schemas) > 1:
             every = frozenset().union(*schemas)
             sparse = sorted(every - frozenset.intersection(*schemas))
@@ -34,8 +34,7 @@ def refusing_mixed_rows(site: PatchSite, module: ModuleType) -> Places:
     for cls in vars(module).values():
         if isinstance(cls, type) and cls.__module__ == module.__name__:
             for name, function in vars(cls).items():
-                # What is decorated may look at its caller's frame, as verl's `auto_await`.
-                if isinstance(function, FunctionType) and not hasattr(function, "__wrapped__"):
+                if isinstance(function, FunctionType) and not looks_at_its_caller(function):
                     yield cls, name, _watched(function, check)
     if "ray" in vars(module):
         yield module, "ray", _WatchedRay(module.ray, check)
@@ -83,23 +82,31 @@ def _before(function: Function, check: Any) -> Function:
 
 
 def _watched(function: Function, check: Any) -> Function:
-    """The function, with a look at the samples in its arguments where a batch is made of them, and in its result."""
+    """The function, with a look at the samples in its result, and at those that it makes a batch of, or fails on."""
 
-    def look(arguments: Iterable[Any], result: Any) -> None:
+    def look(arguments: Iterable[Any], result: Any = None, failed: bool = False) -> None:
         check(_samples(result))
-        if hasattr(result, "non_tensor_batch"):
+        if failed or hasattr(result, "non_tensor_batch"):
             for argument in arguments:
                 check(_samples(argument, complete=True))
 
     @functools.wraps(function)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
-        result = await function(*args, **kwargs)
+        try:
+            result = await function(*args, **kwargs)
+        except Exception:
+            look([*args, *kwargs.values()], failed=True)
+            raise
         look([*args, *kwargs.values()], result)
         return result
 
     @functools.wraps(function)
     def plain(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except Exception:
+            look([*args, *kwargs.values()], failed=True)
+            raise
         look([*args, *kwargs.values()], result)
         return result
 
@@ -123,7 +130,7 @@ class _WatchedRay:
 
 
 def _samples(value: Any, complete: bool = False) -> Iterator[Any]:
-    """The reward dicts of the samples in a value: of outputs of the reward loop or the agent loop, in lists of lists.
+    """The reward dicts of the samples in a value: of outputs of the reward loop or the agent loop, or of a batch.
 
     With `complete`, an output of the agent loop that has none counts as a sample without keys.
     """
@@ -132,5 +139,7 @@ def _samples(value: Any, complete: bool = False) -> Iterator[Any]:
             yield from _samples(item, complete)
     elif isinstance(value, dict) and RAW_COLUMN in value:
         yield value[RAW_COLUMN]
+    elif isinstance(columns := getattr(value, "non_tensor_batch", None), dict):
+        yield from columns.get(RAW_COLUMN, ())
     elif isinstance(fields := getattr(value, "extra_fields", None), dict) and (complete or RAW_COLUMN in fields):
         yield fields.get(RAW_COLUMN)

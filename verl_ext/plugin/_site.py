@@ -226,8 +226,7 @@ class PatchSite:
 
         if inspect.iscoroutinefunction(taught):
             return coroutine
-        # verl's `auto_await`, a plain function around a coroutine, looks at the frame of its caller: none may be added.
-        return taught if inspect.iscoroutinefunction(inspect.unwrap(stock)) else plain
+        return taught if looks_at_its_caller(stock) else plain
 
     def undo(self) -> None:
         """Put verl's own function objects back; where somebody has wrapped ours since, ours acts as stock from now."""
@@ -251,6 +250,11 @@ def _put(owner: Any, name: str, old: Any, new: Any) -> None:
     for registry in [value for value in vars(owner).values() if isinstance(value, dict)]:
         for key in [key for key, value in registry.items() if value is old]:
             registry[key] = new
+
+
+def looks_at_its_caller(function: Function) -> bool:
+    """Whether it may be verl's `auto_await`, a plain function around a coroutine: no frame may come between."""
+    return not inspect.iscoroutinefunction(function) and inspect.iscoroutinefunction(inspect.unwrap(function))
 
 
 def taught_by(function: Any) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from verl_ext.plugin._guard import refusing_mixed_rows
 from verl_ext.plugin._site import Function, PatchSite
 from verl_ext.plugin._trial import unless
 from verl_ext.plugin.agent_loop import aligns_keys, finalizing
@@ -19,6 +20,7 @@ site = PatchSite(
     module="verl.experimental.fully_async_policy.fully_async_rollouter",
     purpose="samples of different reward schemas cannot be concatenated by the fully-async trainer",
     requires=("protocol", "agent_loop"),
+    guard=refusing_mixed_rows,
 )
 
 
