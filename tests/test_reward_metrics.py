@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_ext import NotNumericError, assemble_reward_extra_info, numeric, present
-from verl_ext.reward_metrics import RewardMetrics, Summary, logged, merged
+from verl_ext.reward_metrics import RewardMetrics, Step, Summary
 
 # --- numeric and present ---------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ def test_the_summaries_of_steps_add_up_to_that_of_all_their_samples_whatever_the
     def summary(values):
         return Summary.of(np.array([value for value in values if value is not None]), len(values))
 
-    found = merged({"key": summary(values)} for values in steps).get("key", Summary(0)).metrics("key")
+    found = sum((summary(values) for values in steps), Summary(0)).metrics("key")
     everything = summary([value for values in steps for value in values]).metrics("key")
     assert found.keys() == everything.keys()
     for name, value in everything.items():
@@ -148,11 +148,11 @@ def test_keys_that_are_no_numbers_are_left_out_and_one_that_stops_to_be_one_is_s
     run = RewardMetrics("all", warn=lambda what, message: said.append(message))
     first, second, third = steps_of(run, [{"len": 3, "text": "a", "list": [1]}], [{"len": "three"}], [{"len": 4}])
     assert {name.split("/")[1] for name in first} == {"len"}
-    assert second == {}
+    assert second == {"reward_extra/len/count": 0.0, "reward_extra/len/coverage": 0.0}, "no series has a hole"
     assert third["reward_extra/len/mean"] == 4.0
     (message,) = said
-    assert "no metrics for the reward key 'len' any more, a number before: row 0 of the column 'len'" in message
-    assert "('three'), not a number" in message
+    assert "the reward key 'len', a number before, is none everywhere: row 0 of the column 'len'" in message
+    assert "('three'), not a number. It counts as missing" in message
 
 
 @pytest.mark.parametrize(("nan_is_missing", "count"), [(False, 2.0), (True, 1.0)])
@@ -164,17 +164,18 @@ def test_nan_is_a_value_or_missing_and_is_named_once_with_its_data_source(nan_is
     assert first["reward_extra/judge/count"] == count
     assert math.isnan(first["reward_extra/judge/mean"]) != nan_is_missing
     assert len({what for what, _ in said}) == 1, "who warns once per subject warns once"
-    assert "'judge' is nan for a sample of data source 'dapo'" in said[0][1]
+    assert "'judge' is NaN for a sample of data source 'dapo'" in said[0][1]
 
 
-def test_infinity_is_named_likewise():
+def test_infinity_is_named_likewise_beside_nan_and_an_integer_beyond_float64_is_one():
     said = []
     (found,) = steps_of(
         RewardMetrics("all", nan_is_missing=True, warn=lambda what, message: said.append(message)),
-        [{"judge": math.inf}],
+        [{"judge": math.nan}, {"judge": 10**400}],
     )
     assert found["reward_extra/judge/mean"] == math.inf
-    assert "'judge' is inf for a sample; it counts as a value" in said[0]
+    assert "'judge' is NaN for a sample; it counts as missing" in said[0]
+    assert "'judge' is infinite for a sample; it counts as a value" in said[1]
 
 
 def test_the_shares_of_a_text_keys_commonest_values_are_logged_where_they_are_asked_for():
@@ -226,4 +227,35 @@ def test_every_step_is_what_the_plainest_computation_finds_and_no_series_has_a_h
                 assert found[f"reward_extra/{key}/coverage"] == pytest.approx(len(values) / len(rows))
                 assert found[f"reward_extra/{key}/mean"] == pytest.approx(np.mean(values))
                 assert found[f"reward_extra/{key}/std"] == pytest.approx(np.std(values), abs=1e-7)
-    assert logged(run.last).keys() == (found.keys() if steps else set())
+        assert run.logged(run.take()) == found
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from(["x", "y"]), rewards), min_size=1, max_size=6), min_size=1, max_size=4)
+)
+def test_several_steps_logged_as_one_are_one_step_of_all_their_samples(steps):
+    def step(run, rows):
+        columns = assemble_reward_extra_info([row for _, row in rows])
+        return run.step(columns, [source for source, _ in rows], len(rows))
+
+    several, one = RewardMetrics(), RewardMetrics()
+    taken = [several.take() for rows in steps if step(several, rows) is not None]
+    expected = step(one, [row for rows in steps for row in rows])
+    total = several.logged(sum(taken, Step()))
+    assert expected.keys() == total.keys()
+    for name, value in expected.items():
+        assert total[name] == pytest.approx(value, abs=1e-6)
+
+
+def test_several_steps_weigh_the_shares_of_text_by_who_has_the_key_also_before_a_value_was_known():
+    run = RewardMetrics(texts=["judge"])
+    taken = []
+    for texts in (["good"] * 3, ["bad", None]):
+        steps_of(run, [{} if text is None else {"judge": text} for text in texts])
+        taken.append(run.take())
+    assert run.logged(sum(taken, Step())) == {
+        "reward_extra/judge/count": 4.0,
+        "reward_extra/judge/coverage": 0.8,
+        "reward_extra/judge/share/good": 0.75,
+        "reward_extra/judge/share/bad": 0.25,
+    }

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -57,31 +57,48 @@ def numeric(column: Any, name: str = "") -> tuple[np.ndarray, np.ndarray]:
     found = [value for value in column if value is not None]
     if not set(map(type, found)) <= {bool, int, float}:  # what `finalize` leaves, but for what is no number
         found = [_number(value, row, name) for row, value in enumerate(column) if value is not None]
-    values[mask] = found
+    try:
+        values[mask] = found
+    except OverflowError:  # an integer beyond float64
+        values[mask] = [_float(value) for value in found]
     return values, mask
 
 
 def _number(value: Any, row: int, name: str) -> float:
-    if (isinstance(value, np.ndarray) and value.ndim == 0) or (is_tensor(type(value)) and value.ndim == 0):
-        value = value.item()
-    if not isinstance(value, numbers.Real | np.bool_):
+    if not _is_number(value):
         column = f"the column {shown(name)}" if name else "the column"
         raise NotNumericError(f"row {row} of {column} is a {type(value).__name__} ({shown(value)}), not a number")
-    return float(value)
+    return _float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(_item(value), numbers.Real | np.bool_)
+
+
+def _item(value: Any) -> Any:
+    scalar = (isinstance(value, np.ndarray) or is_tensor(type(value))) and value.ndim == 0
+    return value.item() if scalar else value
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(_item(value))
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of one key's numbers in some samples; adding two gives that of both.
+    """What is known of one key's values in some samples; adding two gives that of both.
 
     Attributes:
         rows: the number of samples, with the key or without it.
         count: of those that have it.
         mean: of their values; it and the others mean nothing where `count` is 0.
         deviations: the sum of their squared deviations from it.
-        low: the smallest of them; infinite, as `high`, for a text key, which has no values to average.
+        low: the smallest of them; above `high` for a text key, which has no values to average.
         high: the largest.
-        share: whether this is the share of one text among the values of a key, and its mean all that is logged.
+        texts: of a text key, how many samples have each of its commonest values.
     """
 
     rows: int
@@ -90,7 +107,7 @@ class Summary:
     deviations: float = 0.0
     low: float = math.inf
     high: float = -math.inf
-    share: bool = False
+    texts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: np.ndarray, rows: int) -> Summary:
@@ -104,9 +121,9 @@ class Summary:
 
     def __add__(self, other: Summary) -> Summary:
         rows, count = self.rows + other.rows, self.count + other.count
+        texts = {text: self.texts.get(text, 0) + other.texts.get(text, 0) for text in {**self.texts, **other.texts}}
         if not self.count or not other.count:
-            one = self if self.count else other
-            return replace(one, rows=rows)
+            return replace(self if self.count else other, rows=rows, texts=texts)
         apart = other.mean - self.mean
         return Summary(
             rows,
@@ -115,23 +132,44 @@ class Summary:
             self.deviations + other.deviations + apart**2 * self.count * other.count / count,
             float(np.minimum(self.low, other.low)),  # NaN stays NaN
             float(np.maximum(self.high, other.high)),
-            self.share,
+            texts,
         )
 
     def metrics(self, name: str) -> dict[str, float]:
-        """As they are logged: no mean where there is nothing to average."""
-        if self.share:
-            return {name: self.mean}
+        """As they are logged: no mean and no shares where there is nothing to average."""
         counts = {f"{name}/count": float(self.count), f"{name}/coverage": self.count / self.rows if self.rows else 0.0}
-        if not self.count or self.low > self.high:
+        if not self.count:
             return counts
+        if self.low > self.high:
+            return counts | {f"{name}/share/{text}": count / self.count for text, count in self.texts.items()}
         moments = {"mean": self.mean, "std": math.sqrt(self.deviations / self.count), "min": self.low, "max": self.high}
         return {**{f"{name}/{moment}": value for moment, value in moments.items()}, **counts}
 
 
-def logged(summaries: Mapping[str, Summary]) -> dict[str, float]:
-    """The metrics of summaries, by name."""
-    return {metric: value for name, summary in summaries.items() for metric, value in summary.metrics(name).items()}
+Place: TypeAlias = str | None
+"""A data source, or `None` for all of them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The reward keys of the samples of one step, whether they are logged or not; adding two gives those of both.
+
+    Attributes:
+        rows: by place, the number of samples.
+        summaries: by place and key; a place without the key has none.
+    """
+
+    rows: Mapping[Place, int] = field(default_factory=dict)
+    summaries: Mapping[tuple[Place, str], Summary] = field(default_factory=dict)
+
+    def summary(self, place: Place, key: str) -> Summary:
+        """Of one key in one place, which may lack it."""
+        return self.summaries.get((place, key)) or Summary(self.rows.get(place, 0))
+
+    def __add__(self, other: Step) -> Step:
+        rows = {place: self.rows.get(place, 0) + other.rows.get(place, 0) for place in {**self.rows, **other.rows}}
+        series = {**self.summaries, **other.summaries}
+        return Step(rows, {one: self.summary(*one) + other.summary(*one) for one in series})
 
 
 @dataclass
@@ -143,18 +181,17 @@ class RewardMetrics:
         texts: keys whose values are text, and of which the shares of the commonest values are wanted.
         nan_is_missing: whether NaN counts as a missing value.
         warn: called with what a warning is about, and the warning; once for each is enough.
-        last: the summaries of the last step, by name.
     """
 
     which: str = "sparse"
     texts: Sequence[str] = ()
     nan_is_missing: bool = False
     warn: Callable[[object, str], None] = lambda what, message: None
-    last: dict[str, Summary] = field(default_factory=dict)
+    _last: Step | None = None
     _rows: int = 0
-    _keys: dict[str, bool] = field(default_factory=dict)
+    _lacked: dict[str, bool] = field(default_factory=dict)
     _sources: dict[str, None] = field(default_factory=dict)
-    _values: dict[str, dict[str, None]] = field(default_factory=dict)
+    _common: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def step(self, columns: Mapping[str, Any], sources: Sequence[Any] | None, rows: int) -> dict[str, float]:
         """The metrics of one step.
@@ -170,85 +207,93 @@ class RewardMetrics:
         """
         if self.which == "off":
             return {}
-        labels = np.array([""] * rows if sources is None else [str(source) for source in sources], dtype=object)
-        self._sources.update(dict.fromkeys(labels.tolist() if sources is not None else ()))
-        nothing = np.full(rows, None, dtype=object)
-        found = {}
-        for key in dict.fromkeys([*self._keys, *columns]):
-            numbers_found = None if key in self.texts else self._numbers(key, columns.get(key, nothing), labels)
-            if numbers_found is not None and (key in self._keys or numbers_found[1].any()):
-                found[key] = numbers_found
-                lacked = not numbers_found[1].all() or (key not in self._keys and self._rows > 0)
-                self._keys[key] = self._keys.get(key, False) or lacked
+        by_source: dict[str, list[int]] = {}
+        for row, source in enumerate(() if sources is None else sources):
+            by_source.setdefault(str(source), []).append(row)
+        self._sources.update(dict.fromkeys(by_source))
+        places: dict[Place, Any] = {None: np.arange(rows), **{place: np.array(at) for place, at in by_source.items()}}
+        summaries: dict[tuple[Place, str], Summary] = {}
+        for key, column in columns.items():
+            if key in self.texts:
+                summaries.update({(place, key): self._shares(key, column, at) for place, at in places.items()})
+            elif (found := self._numbers(key, column, sources)) is not None:
+                values, mask = found
+                whole = Summary.of(values[mask], rows)
+                for place, at in places.items():
+                    alone = len(at) == rows
+                    summaries[place, key] = whole if alone else Summary.of(values[at][mask[at]], len(at))
+        self._remember(summaries, rows)
+        self._last = Step({place: len(at) for place, at in places.items()}, summaries)
+        return self.logged(self._last)
+
+    def _remember(self, summaries: Mapping[tuple[Place, str], Summary], rows: int) -> None:
+        """Which keys are numbers, and which of them a sample has lacked."""
+        for key in dict.fromkeys([*self._lacked, *(key for place, key in summaries if place is None)]):
+            summary = summaries.get((None, key)) or Summary(rows)
+            if key not in self.texts and (key in self._lacked or summary.count):
+                late = key not in self._lacked and self._rows > 0
+                self._lacked[key] = self._lacked.get(key, False) or late or summary.count < rows
         self._rows += rows
-        places = {"": np.ones(rows, dtype=bool)}
-        if len(self._sources) > 1:
-            places.update({f"{source}/": labels == source for source in self._sources})
-        self.last = {}
-        for key, (values, mask) in found.items():
-            if self.which == "all" or self._keys[key]:
-                for place, here in places.items():
-                    self._add(f"{PREFIX}/{place}{key}", Summary.of(values[mask & here], int(here.sum())))
-        for key in self.texts:
-            for place, here in places.items():
-                self._shares(f"{PREFIX}/{place}{key}", key, columns.get(key, nothing), here)
-        return logged(self.last)
 
-    def _add(self, name: str, summary: Summary) -> None:
-        if name in self.last:
-            self.warn(("name", name), f"two reward keys would be logged as {shown(name)}: the second is left out")
-        self.last.setdefault(name, summary)
+    def take(self) -> Step | None:
+        """The last step, which is nobody else's then; `None` if it is taken, or if nothing is logged."""
+        last, self._last = self._last, None
+        return last
 
-    def _numbers(self, key: str, column: Any, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def logged(self, step: Step) -> dict[str, float]:
+        """The metrics of one step, or of several together, by name: of every series that the run has begun."""
+        keys = [*(key for key, lacked in self._lacked.items() if lacked or self.which == "all"), *self.texts]
+        places = [None, *(self._sources if len(self._sources) > 1 else ())]
+        metrics: dict[str, float] = {}
+        for key in keys:
+            for place in places:
+                name = f"{PREFIX}/{key}" if place is None else f"{PREFIX}/{place}/{key}"
+                if f"{name}/count" in metrics:
+                    self.warn(("name", name), f"two reward keys would be logged as {shown(name)}: one is left out")
+                else:
+                    metrics.update(step.summary(place, key).metrics(name))
+        return metrics
+
+    def _numbers(self, key: str, column: Any, sources: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray] | None:
+        """As `numeric`, or `None` for a key that is no number; warns of what would surprise in a chart."""
         try:
             values, mask = numeric(column, key)
         except NotNumericError as error:
-            if key in self._keys:
-                self.warn(
-                    ("kind", key), f"no metrics for the reward key {shown(key)} any more, a number before: {error}"
-                )
-            return None
-        odd = mask & ~np.isfinite(values)
-        if odd.any():
-            row = int(np.argmax(odd))
-            source = f" of data source {shown(labels[row])}" if labels[row] else ""
-            what = "missing" if self.nan_is_missing and np.isnan(values[row]) else "a value, which the means show"
-            self.warn(
-                ("nan", key), f"the reward key {shown(key)} is {values[row]} for a sample{source}; it counts as {what}"
-            )
-        return values, mask & ~np.isnan(values) if self.nan_is_missing else mask
+            if key not in self._lacked:
+                return None
+            said = f"the reward key {shown(key)}, a number before, is none everywhere: {error}. It counts as missing"
+            self.warn(("kind", key), said)
+            values, mask = numeric([value if _is_number(value) else None for value in column])
+        if not np.isfinite(values[mask]).all():
+            for kind, odd in (("NaN", np.isnan(values)), ("infinite", np.isinf(values))):
+                if (rows := np.flatnonzero(mask & odd)).size:
+                    source = "" if sources is None else f" of data source {shown(str(sources[rows[0]]))}"
+                    missing = kind == "NaN" and self.nan_is_missing
+                    what = "missing" if missing else "a value, which its mean shows"
+                    said = f"the reward key {shown(key)} is {kind} for a sample{source}; it counts as {what}"
+                    self.warn((kind, key), said)
+            if self.nan_is_missing:
+                mask = mask & ~np.isnan(values)
+        return values, mask
 
-    def _shares(self, name: str, key: str, column: Any, here: np.ndarray) -> None:
-        """The shares of a text key's commonest values, of the samples that have the key."""
-        texts = [
-            value for value, counts in zip(column, here.tolist(), strict=True) if counts and isinstance(value, str)
-        ]
+    def _shares(self, key: str, column: Any, rows: np.ndarray) -> Summary:
+        """How many of these samples have the commonest values of a text key."""
         counts: dict[str, int] = {}
-        for text in texts:
-            counts[text] = counts.get(text, 0) + 1
-        known = self._values.setdefault(key, {})
-        for text in sorted(counts, key=lambda text: -counts[text])[: _MOST_TEXTS - len(known)]:
-            known.setdefault(text)
-        self._add(name, Summary(int(here.sum()), len(texts)))
+        for text in [column[row] for row in rows.tolist()]:
+            if isinstance(text, str):
+                counts[text] = counts.get(text, 0) + 1
+        common = self._common.setdefault(key, {})
+        new = sorted(counts.keys() - common.keys(), key=lambda text: (-counts[text], text))
+        common.update(dict.fromkeys(new[: _MOST_TEXTS - len(common)]))
+        total = sum(counts.values())
         shares: dict[str, int] = {}
-        for text in known:
+        for text in common:
             shares[_label(text)] = shares.get(_label(text), 0) + counts.get(text, 0)
-        if len(known) == _MOST_TEXTS:
-            shares["(other)"] = len(texts) - sum(shares.values())
-        for label, count in shares.items():
-            mean = count / len(texts) if texts else 0.0
-            self._add(f"{name}/share/{label}", Summary(len(texts), len(texts), mean, share=True))
+        if len(common) == _MOST_TEXTS:
+            shares["(other)"] = total - sum(shares.values())
+        return Summary(len(rows), total, texts=shares)
 
 
 def _label(text: str) -> str:
     """A value as it may stand in a metric's name: text that a model wrote is data."""
     return shown(text)[1:-1][:_LONGEST_TEXT].replace("/", "_")
-
-
-def merged(steps: Iterable[Mapping[str, Summary]]) -> dict[str, Summary]:
-    """The summaries of several steps as one: counts add up, and means weigh by them."""
-    total: dict[str, Summary] = {}
-    for step in steps:
-        for name, summary in step.items():
-            total[name] = total[name] + summary if name in total else summary
-    return total

@@ -36,7 +36,7 @@ class Settings:
 
     def misses(self, value: Any) -> bool:
         """Whether a value of a reward column counts as missing."""
-        return value is None or (self.nan == "missing" and isinstance(value, float) and math.isnan(value))
+        return value is None or (self.nan == "missing" and isinstance(value, float | np.floating) and math.isnan(value))
 
     @classmethod
     def of(cls, config: Any) -> Settings:

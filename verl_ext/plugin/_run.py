@@ -1,6 +1,8 @@
-"""The run of this process: verl makes one trainer in a process, whose settings and metrics hold wherever it calls."""
+"""A trainer's run: its settings and the metrics of its reward keys, for code of verl's that is handed no trainer."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from verl_ext.plugin._site import warn_once
 from verl_ext.reward_metrics import RewardMetrics
@@ -19,13 +21,29 @@ class Run:
 
 _run = Run(Settings())
 
+_RUN = "_verl_ext_run"
+"""Attribute of a trainer: its run."""
 
-def begin(settings: Settings) -> None:
-    """A trainer is made: a new run begins."""
+
+def of(trainer: Any, config: Any = None) -> Run:
+    """The run of a trainer, which is the current one from now on: a process may hold several trainers.
+
+    Args:
+        trainer: the run is an attribute of it, made the first time.
+        config: verl's configuration, where the trainer has none yet.
+
+    Raises:
+        SettingsError: as `Settings.of`.
+    """
     global _run
-    _run = Run(settings)
+    run: Run | None = getattr(trainer, _RUN, None)
+    if run is None:
+        run = Run(Settings.of(trainer.config if config is None else config))
+        setattr(trainer, _RUN, run)
+    _run = run
+    return run
 
 
 def current() -> Run:
-    """The run of the trainer that was made last in this process."""
+    """The run of the trainer that works in this process now."""
     return _run

@@ -9,7 +9,7 @@ from typing import Any
 
 from verl_ext.plugin import _run
 from verl_ext.plugin._site import REST, Function, PatchSite
-from verl_ext.reward_metrics import logged, merged
+from verl_ext.reward_metrics import Step
 
 site = PatchSite(
     name="aggregator",
@@ -17,16 +17,16 @@ site = PatchSite(
     purpose="fully-async steps are averaged without regard to how many of their samples have a reward key",
 )
 
-_STEPS = "_verl_ext_steps"
-"""Attribute of an aggregator: the summaries of the steps that it has been given."""
+_TOTAL = "_verl_ext_total"
+"""Attribute of an aggregator: the reward keys of the steps that it has been given, as one; `None` without any."""
 
 
 @site.wraps("MetricsAggregator.add_step_metrics", "self", "metrics", REST)
 def _add_step_metrics(stock: Function) -> Function:
     def add_step_metrics(self: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
-        last = _run.current().metrics.last
-        if logged(last).keys() <= metrics.keys():
-            setattr(self, _STEPS, [*getattr(self, _STEPS, ()), last])
+        step = _run.current().metrics.take()
+        if step is not None:
+            setattr(self, _TOTAL, (getattr(self, _TOTAL, None) or Step()) + step)
         return stock(self, metrics, *args, **kwargs)
 
     return add_step_metrics
@@ -35,7 +35,9 @@ def _add_step_metrics(stock: Function) -> Function:
 @site.wraps("MetricsAggregator.get_aggregated_metrics", "self", REST)
 def _get_aggregated_metrics(stock: Function) -> Function:
     def get_aggregated_metrics(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return {**stock(self, *args, **kwargs), **logged(merged(getattr(self, _STEPS, ())))}
+        aggregated = stock(self, *args, **kwargs)
+        total = getattr(self, _TOTAL, None)
+        return aggregated if total is None else {**aggregated, **_run.current().metrics.logged(total)}
 
     return get_aggregated_metrics
 
@@ -43,7 +45,7 @@ def _get_aggregated_metrics(stock: Function) -> Function:
 @site.wraps("MetricsAggregator.reset", "self")
 def _reset(stock: Function) -> Function:
     def reset(self: Any) -> Any:
-        setattr(self, _STEPS, [])
+        setattr(self, _TOTAL, None)
         return stock(self)
 
     return reset

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_ext.plugin._site import REST, Function, PatchSite
-from verl_ext.plugin.trainer import check_settings
+from verl_ext.plugin.trainer import begin_run
 from verl_ext.plugin.trainer_v1 import SHARED
 from verl_ext.plugin.trainer_v1 import site as v1
 
@@ -18,7 +18,7 @@ site = PatchSite(name="main_ppo_sync", module="verl.trainer.main_ppo_sync", purp
 @site.wraps("PPOTrainer.__init__", "self", "config", REST)
 def _init(stock: Function) -> Function:
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        check_settings(config)
+        begin_run(self, config)
         stock(self, config, *args, **kwargs)
 
     return init

@@ -34,19 +34,42 @@ RENAMED = f"reward_extra/{OWN_METRIC}"
 """Where a reward function's own key of that name is kept."""
 
 
+def _writes_in_the_background(module: Any) -> bool:
+    """verl >= 0.8: `_dump_generations` hands over to `_write_generations` in a thread."""
+    return hasattr(getattr(module, "RayPPOTrainer", None), "_write_generations")
+
+
 @site.wraps("RayPPOTrainer.__init__", "self", "config", REST)
 def _init(stock: Function) -> Function:
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        check_settings(config)
+        begin_run(self, config)
         stock(self, config, *args, **kwargs)
 
     return init
 
 
-def check_settings(config: Any) -> None:
-    """Begin a run: refuse wrong settings by name at start, and warn of those that nothing will read."""
-    settings = Settings.of(config)
-    _run.begin(settings)
+@site.wraps("RayPPOTrainer._init_dump_executor", "self", needed=_writes_in_the_background)
+def _init_dump_executor(stock: Function) -> Function:
+    def _init_dump_executor(self: Any) -> Any:
+        # The first that every constructor calls: those of fully async's trainer and rollouter skip RayPPOTrainer's.
+        begin_run(self, self.config)
+        return stock(self)
+
+    return _init_dump_executor
+
+
+@site.wraps("RayPPOTrainer.fit", "self")
+def _fit(stock: Function) -> Function:
+    def fit(self: Any) -> Any:
+        _run.of(self)
+        return stock(self)
+
+    return fit
+
+
+def begin_run(trainer: Any, config: Any) -> None:
+    """Refuse wrong settings by name at start, and warn of those that nothing will read."""
+    settings = _run.of(trainer, config).settings
     group_filter = config.algorithm.get("filter_groups", None) or {}
     read = {*component_keys(config.algorithm), group_filter.get("metric", None)}
     for key in settings.fill.keys() - read:
@@ -108,6 +131,7 @@ _ledger: ContextVar[_Ledger | None] = ContextVar("verl_ext_validation", default=
 @site.wraps("RayPPOTrainer._validate", "self", REST)
 def _validate(stock: Function) -> Function:
     def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _run.of(self)
         with holding(_ledger, _Ledger()):
             return stock(self, *args, **kwargs)
 
@@ -187,11 +211,6 @@ def _log_rollout_data(stock: Function) -> Function:
         return stock(self, batch, infos, *args, **kwargs)
 
     return _log_rollout_data
-
-
-def _writes_in_the_background(module: Any) -> bool:
-    """verl >= 0.8: `_dump_generations` hands over to `_write_generations` in a thread."""
-    return hasattr(getattr(module, "RayPPOTrainer", None), "_write_generations")
 
 
 def _dumps_rows_whole(module: Any) -> bool:

@@ -22,7 +22,8 @@ from verl_ext.plugin.advantage import component_keys
 from verl_ext.plugin.agent_loop import UNSCORED
 from verl_ext.plugin.agent_loop import site as agent_loop
 from verl_ext.plugin.reward_loop import ROWS
-from verl_ext.plugin.trainer import OWN_METRIC, check_settings, kept_apart
+from verl_ext.plugin.trainer import OWN_METRIC, begin_run, kept_apart
+from verl_ext.reward_metrics import RewardMetrics
 from verl_ext.schema import assemble_reward_extra_info
 
 site = PatchSite(
@@ -109,7 +110,7 @@ def _refuse_unscored(data: Any) -> None:
 @site.wraps("PPOTrainer.__init__", "self", "config")
 def _init(stock: Function) -> Function:
     def init(self: Any, config: Any) -> None:
-        check_settings(config)
+        begin_run(self, config)
         stock(self, config)
 
     return init
@@ -144,6 +145,7 @@ def _step(stock: Function) -> Function:
 @site.wraps("PPOTrainer._validate", "self", REST)
 def _validate(stock: Function) -> Function:
     def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _run.of(self)
         _refuse_untaught_workers(self)
         with reading(_keep_own_metric_apart):
             return stock(self, *args, **kwargs)
@@ -292,25 +294,26 @@ def _compute_reward_colocate(stock: Function) -> Function:
 def _compute_metrics(stock: Function) -> Function:
     def _compute_metrics(self: Any, batch: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
         result = stock(self, batch, metrics, *args, **kwargs)
-        if _run.current().settings.metrics != "off":
-            metrics.update(_reward_metrics(batch))
+        run = _run.of(self)
+        if run.settings.metrics != "off":
+            metrics.update(_reward_metrics(batch, run.metrics))
         return result
 
     return _compute_metrics
 
 
-def _reward_metrics(batch: Any) -> Mapping[str, float]:
-    """The metrics of the reward keys of the samples that were trained on, but for those that nothing has scored."""
+def _reward_metrics(batch: Any, metrics: RewardMetrics) -> Mapping[str, float]:
+    """The metrics of the reward keys of the samples that were trained on, without what verl added to fill it up."""
     import transfer_queue as tq
 
     padding = _padding(batch)
     keys = [key for key in batch.keys if key not in padding]
+    if not keys:
+        return {}
     fields = ["data_source", "extra_fields"]
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
-    samples = zip(column_of(data, "extra_fields"), column_of(data, "data_source"), strict=True)
-    scored = [(own[RAW_COLUMN], source) for own, source in samples if isinstance(own, dict) and RAW_COLUMN in own]
-    columns = assemble_reward_extra_info([row for row, _ in scored])
-    return _run.current().metrics.step(columns, [source for _, source in scored], len(scored))
+    columns = assemble_reward_extra_info(reward_rows(column_of(data, "extra_fields")))
+    return metrics.step(columns, column_of(data, "data_source"), len(keys))
 
 
 # --- GDPO --------------------------------------------------------------------------------------------------------
