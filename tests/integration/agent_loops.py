@@ -5,10 +5,12 @@ import ray
 import torch
 from tensordict import TensorDict
 from verl import DataProto
-from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 import verl_ext
+from verl_ext.demo import rig
+
+AgentLoopManager, AgentLoopWorker = rig.agent_loop_classes()
 
 # --- agent loops -------------------------------------------------------------------------------------------------
 

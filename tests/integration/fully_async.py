@@ -11,13 +11,13 @@ import numpy as np
 import ray
 import torch
 from verl.experimental.fully_async_policy.detach_utils import RolloutSample, prepare_single_generation_data
-from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyncAgentLoopManager, FullyAsyncRollouter
+from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyncRollouter
 from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
 from verl.experimental.fully_async_policy.message_queue import MessageQueue, MessageQueueClient
 
 from verl_ext.demo import rig
 
-__all__ = ["OLDEST_WEIGHTS", "FullyAsyncAgentLoopManager", "Rollouter", "Trainer", "message_queue", "rollout_samples"]
+__all__ = ["OLDEST_WEIGHTS", "Rollouter", "Trainer", "message_queue", "rollout_samples"]
 
 OLDEST_WEIGHTS = 3
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import agent_loops
 import numpy as np
 import ray
-from verl.experimental.agent_loop import AgentLoopManager
 from verl.utils import hf_tokenizer
 
 from verl_ext.demo import rig
@@ -72,7 +71,7 @@ class Rollouts:
         """verl's manager on these workers (or so many of the shared ones); no `scorers`: nothing scores in the loop."""
         workers = self.workers[:workers] if isinstance(workers, int) else workers
         handles = list(scorers) or None
-        manager = AgentLoopManager(config or self.config, self.client, reward_loop_worker_handles=handles)
+        manager = agent_loops.AgentLoopManager(config or self.config, self.client, reward_loop_worker_handles=handles)
         manager.agent_loop_workers = workers
 
         def be_scored_by(worker, handles):

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from this_verl import PADS_FOR_REWARD_WORKERS
 
 from verl_ext import FieldCollisionError, MissingRewardError, PluginMissingError, SparseDataProto
 from verl_ext.demo import rig
@@ -12,6 +13,11 @@ from verl_ext.demo import rig
 SCORERS = Path(__file__).with_name("scorers.py")
 
 pytestmark = pytest.mark.ray
+
+ROWS = 16 if PADS_FOR_REWARD_WORKERS else 12
+"""How many are scored by one, two or three workers."""
+
+unequal_shares = pytest.mark.skipif(not PADS_FOR_REWARD_WORKERS, reason="verl scores unequal shares since 0.9")
 
 
 def custom(function):
@@ -90,7 +96,7 @@ def rotations(rows):
 def test_mixed_rows_arrive_whole_in_any_order_where_stock_verl_fails_or_loses_some(case, manage, rows, stock):
     manager, config = manage(MIXED[case])
     stock_outcomes = []
-    for ordered in rotations(rows[:16]):
+    for ordered in rotations(rows[:ROWS]):
         infos, scores = emitted(manager, ordered, config)
         assert len({tuple(info) for info in infos}) > 1, "the rows are not mixed"
 
@@ -114,7 +120,7 @@ def test_mixed_rows_arrive_whole_in_any_order_where_stock_verl_fails_or_loses_so
     assert all(stock_outcomes), "stock verl kept every value: this case proves nothing"
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 6])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=unequal_shares), 2, pytest.param(5, marks=unequal_shares), 6])
 def test_uniform_rows_come_out_bit_for_bit_as_on_stock_verl(count, manage, rows, stock):
     manager, config = manage([*custom("one_schema"), "reward.num_workers=2"])
     ours = manager.compute_rm_score(rig.scored_batch(rows[:count], config))
@@ -133,10 +139,17 @@ def test_uniform_rows_come_out_bit_for_bit_as_on_stock_verl(count, manage, rows,
 
 def test_a_reward_without_extra_info_gives_no_columns(manage, rows):
     manager, config = manage(own_manager("WithoutExtraInfo"))
-    scored = manager.compute_rm_score(rig.scored_batch(rows[:3], config))
+    scored = manager.compute_rm_score(rig.scored_batch(rows[:4], config))
     assert scored.non_tensor_batch == {}
     assert scored.meta_info == {"reward_extra_keys": []}
-    assert scored.batch["rm_scores"].sum(dim=1).tolist() == [0.25] * 3
+    assert scored.batch["rm_scores"].sum(dim=1).tolist() == [0.25] * 4
+
+
+@pytest.mark.skipif(PADS_FOR_REWARD_WORKERS, reason="verl scores unequal shares since 0.9")
+def test_rows_that_the_workers_cannot_share_equally_are_the_error_that_they_are_on_stock_verl(manage, rows):
+    manager, config = manage(["reward.num_workers=2"])
+    with pytest.raises(AssertionError, match=r"only support equal chunk\. Got size of DataProto 3 and chunk 2"):
+        manager.compute_rm_score(rig.scored_batch(rows[:3], config))
 
 
 def test_a_batch_of_0_rows_gives_0_scores_where_stock_verl_raises(manage, rows, stock):

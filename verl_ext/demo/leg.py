@@ -53,9 +53,8 @@ def run(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         with rig.local_ray():
             yield {"step": "starting the workers, scoring each row by itself"}
             scorer = rig.reward_loop_manager(config)
-            roller = rig.fully_async_manager(
-                config, rig.RecordedClient(rows, config), scorer.reward_loop_worker_handles
-            )
+            manage = rig.fully_async_manager if rig.has_fully_async() else rig.agent_loop_manager
+            roller = manage(config, rig.RecordedClient(rows, config), scorer.reward_loop_worker_handles)
             try:
                 emitted = _emitted(scorer, rows, config)
             except ScorerError as error:
@@ -72,7 +71,9 @@ def _jobs(rows: Sequence[Row], scorer: Any, roller: Any, config: Any) -> Iterato
     from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 
     def reward_loop(ordered: Sequence[Row]) -> Any:
-        return scorer.compute_rm_score(rig.scored_batch(ordered, config))
+        # verl < 0.9 leaves it to the caller that the workers get equal shares
+        padded, added = pad_dataproto_to_divisor(rig.scored_batch(ordered, config), len(scorer.reward_loop_workers))
+        return unpad_dataproto(scorer.compute_rm_score(padded), added)
 
     def agent_loop(ordered: Sequence[Row]) -> Any:
         padded, added = pad_dataproto_to_divisor(rig.prompt_batch(ordered), len(roller.agent_loop_workers))
@@ -92,7 +93,8 @@ def _jobs(rows: Sequence[Row], scorer: Any, roller: Any, config: Any) -> Iterato
     for first, source in list(enumerate(by_source))[:2]:
         turned = [*groups[first:], *groups[:first]]
         yield "agent loop", f"{grouped}, {source} first", list(chain.from_iterable(turned)), agent_loop
-    yield "fully async", "samples finished one by one", list(range(len(rows))), fully_async
+    if rig.has_fully_async():
+        yield "fully async", "samples finished one by one", list(range(len(rows))), fully_async
 
 
 def _config(rows: Sequence[Row], directory: Path) -> Any:

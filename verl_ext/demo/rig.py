@@ -7,6 +7,8 @@ nothing here knows of, imports or activates the rest of verl_ext.
 from __future__ import annotations
 
 import copy
+import importlib.util
+import inspect
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,9 +178,9 @@ class RecordedClient:
     """A double for the model server, and for nothing else: it answers a prompt with the response recorded for it.
 
     It takes the place of verl's `LLMServerClient` in an agent loop, and travels to the workers by pickle. A prompt that
-    was recorded several times is answered by the row's number in the batch (verl >= 0.9 passes it as `priority`), so
-    that n rollouts of one prompt get its n responses in order, however the batch is cut between workers; where verl
-    passes no number, the first response answers.
+    was recorded several times is answered by the row's number in the batch (verl >= 0.9 passes it as `priority`, for
+    older verl `older` does), so that n rollouts of one prompt get its n responses in order, however the batch is cut
+    between workers.
     """
 
     def __init__(self, rows: Sequence[Row], config: DictConfig, *, global_steps: int = 1) -> None:
@@ -232,25 +234,52 @@ def reward_loop_manager(config: DictConfig) -> Any:
     return RewardLoopManager(config)
 
 
+def agent_loop_classes() -> tuple[Any, Any]:
+    """verl's `AgentLoopManager` and `AgentLoopWorker`, before verl 0.9 in the form that `older` gives them."""
+    from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
+
+    if _tells_rows_apart():
+        return AgentLoopManager, AgentLoopWorker
+    from verl_ext.demo import older
+
+    return older.with_older_workers(AgentLoopManager), older.Worker
+
+
 def agent_loop_manager(config: DictConfig, client: RecordedClient, reward_handles: Sequence[Any] | None = None) -> Any:
-    """verl's `AgentLoopManager` (>= 0.8), whose workers ask `client`, and score if they get `reward_handles`.
+    """verl's `AgentLoopManager`, whose workers ask `client`, and score if they get `reward_handles`.
 
     The handles are a reward loop manager's `reward_loop_worker_handles`. Call it from plain code or inside a loop.
     """
-    from verl.experimental.agent_loop import AgentLoopManager
-
-    return AgentLoopManager.create(
+    manager_class, _ = agent_loop_classes()
+    return manager_class.create(
         config, llm_client=client, reward_loop_worker_handles=None if reward_handles is None else list(reward_handles)
     )
+
+
+def has_fully_async() -> bool:
+    """Whether this verl has a fully-async trainer: 0.7 comes without its code."""
+    return importlib.util.find_spec("verl.experimental.fully_async_policy.fully_async_rollouter") is not None
 
 
 def fully_async_manager(config: DictConfig, client: RecordedClient, reward_handles: Sequence[Any] | None = None) -> Any:
     """verl's `FullyAsyncAgentLoopManager`: as `agent_loop_manager`, and it also takes samples one by one."""
     from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyncAgentLoopManager
 
-    return FullyAsyncAgentLoopManager.create(
+    manager_class = FullyAsyncAgentLoopManager
+    if not _tells_rows_apart():
+        from verl_ext.demo import older
+
+        manager_class = older.with_older_workers(FullyAsyncAgentLoopManager)
+    return manager_class.create(
         config, llm_client=client, reward_loop_worker_handles=None if reward_handles is None else list(reward_handles)
     )
+
+
+def _tells_rows_apart() -> bool:
+    """Whether verl tells the model server which row asks."""
+    from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+    return "priority" in inspect.signature(SingleTurnAgentLoop.run).parameters
 
 
 def release(manager: Any) -> None:
