@@ -121,6 +121,8 @@ class _Growing:
         types = _types(values)
         self.types |= types
         self.filled += len(values)
+        if not self.agreed:
+            return
         piece = None
         if (self.array is None or self.array.dtype != object) and len(values) == block.stop - block.start:
             piece = _compact_column(values, types)
@@ -129,8 +131,7 @@ class _Growing:
         if self.array.dtype == object:
             piece = np.fromiter(values, object, len(values))
         if piece is None or piece.dtype.type != self.array.dtype.type:
-            self.agreed = False
-        if not self.agreed or piece is None:
+            self.agreed, self.array = False, None
             return
         if piece.dtype.kind == "U":
             self.letters += sum(map(len, values))
@@ -156,7 +157,7 @@ class _Growing:
 
 
 def _compact_column(values: Sequence[Any], types: set[type]) -> Column | None:
-    """The column that the rules make of Python numbers or of short text, which is no larger than one of objects."""
+    """What the rules make of Python numbers or of short text alone; `None` for all that is decided at the end."""
     if types <= _PYTHON_NUMBERS:
         return _numbers(values, types)
     if types == {str} and len(values[0]) <= _SHORT:

@@ -15,7 +15,7 @@ from inputs import FRAMES, assert_same, floor, make_rows, stock, union
 from verl_ext import assemble_reward_extra_info as assemble
 
 SMALL, LARGE, LARGEST = 16_384, 262_144, 1_000_000
-ROUNDS, FEW_ROUNDS = 7, 2
+ROUNDS, FEW_ROUNDS = 5, 2
 
 # rows, schemas, keys, values, a tenth missing: a part of the whole product, in which one thing at a time changes
 MIXED = [
