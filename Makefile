@@ -8,7 +8,7 @@ CONSTRAINTS := constraints/verl-$(VERL).txt
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix e2e lint format constraints clean
+.PHONY: help setup demo test matrix e2e bench docs dist lint format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,20 @@ bench: $(VENV)/.bench ## ours beside stock, the plain union and data frames, in 
 $(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[bench]'
 	touch $@
+
+docs: .venv/docs/.ready ## the documentation as a site in build/site, warnings as errors
+	@.venv/docs/bin/mkdocs build --strict --quiet
+
+.venv/docs/.ready: constraints/docs.txt
+	$(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+dist: $(READY) ## the wheel and the sdist in dist/, each tried in an empty environment
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	rm -rf dist && $(BIN)/python -m build --outdir dist . >/dev/null
+	@for file in dist/*; do $(PYTHON) -m venv --clear build/try && build/try/bin/python -m pip install --quiet \
+		--disable-pip-version-check -c $(CONSTRAINTS) "$$file[cli]" && (cd build && try/bin/python ../tests/smoke.py) || exit 1; done
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .
