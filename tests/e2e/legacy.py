@@ -171,7 +171,7 @@ def managers(model_dir: Path, rows: Sequence[Row], overrides: Sequence[str] = ()
     ray.cloudpickle.register_pickle_by_value(doubles)  # the client's class goes to workers that cannot import it
     reward_loop = rig.reward_loop_manager(config)
     try:
-        agent_loop = rig.agent_loop_manager(config, Client(recorded, config), reward_loop.reward_loop_worker_handles)
+        agent_loop = rig.agent_loop_manager(config, Client(recorded, config), reward_loop.reward_loop_workers)
         try:
             yield Managers(model_dir, reward_loop, agent_loop)
         finally:

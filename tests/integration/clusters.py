@@ -106,7 +106,7 @@ def nodes(model_dir):
     with connected(cluster):
         client = rig.RecordedClient(rows, config)
         rewards = rig.reward_loop_manager(config)
-        loops = rig.agent_loop_manager(config, client, rewards.reward_loop_worker_handles)
+        loops = rig.agent_loop_manager(config, client, rewards.reward_loop_workers)
         workers = {"reward loop": rewards.reward_loop_workers, "agent loop": loops.agent_loop_workers}
         results["nodes"] = {path: len({*ray.get([node_of(w) for w in these])}) for path, these in workers.items()}
         results["reward loop"] = outcome(rewards.compute_rm_score, rig.scored_batch(rows, config))
@@ -118,7 +118,7 @@ def nodes(model_dir):
             manager = rewards = rig.reward_loop_manager(slow)
             call, workers, batch = rewards.compute_rm_score, rewards.reward_loop_workers, rig.scored_batch(rows, slow)
             if path == "agent loop":
-                manager = rig.agent_loop_manager(slow, client, rewards.reward_loop_worker_handles)
+                manager = rig.agent_loop_manager(slow, client, rewards.reward_loop_workers)
                 call, workers, batch = manager.generate_sequences, manager.agent_loop_workers, rig.prompt_batch(rows)
             places = ray.get([node_of(worker) for worker in workers])
             dying = next(node for node in cluster.worker_nodes if node.node_id in places)
@@ -130,7 +130,7 @@ def nodes(model_dir):
 
         config = configured("conditional_keys", 2)
         rewards = rig.reward_loop_manager(config)
-        loops = rig.agent_loop_manager(config, client, rewards.reward_loop_worker_handles)
+        loops = rig.agent_loop_manager(config, client, rewards.reward_loop_workers)
         results["reward loop, on the nodes left"] = outcome(rewards.compute_rm_score, rig.scored_batch(rows, config))
         results["agent loop, on the nodes left"] = outcome(loops.generate_sequences, rig.prompt_batch(rows))
     cluster.shutdown()

@@ -51,7 +51,7 @@ class Rollouts:
         self.tokenizer = hf_tokenizer(str(model_dir))
         self.client = rig.RecordedClient(rows, self.config)
         self.rewards = rig.reward_loop_manager(self.config)
-        self.scorers = self.rewards.reward_loop_worker_handles
+        self.scorers = self.rewards.reward_loop_workers
         self.loops = rig.agent_loop_manager(self.config, self.client, self.scorers)
         self.workers = self.loops.agent_loop_workers
 

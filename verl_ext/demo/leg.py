@@ -54,7 +54,7 @@ def run(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             yield {"step": "starting the workers, scoring each row by itself"}
             scorer = rig.reward_loop_manager(config)
             manage = rig.fully_async_manager if rig.has_fully_async() else rig.agent_loop_manager
-            roller = manage(config, rig.RecordedClient(rows, config), scorer.reward_loop_worker_handles)
+            roller = manage(config, rig.RecordedClient(rows, config), scorer.reward_loop_workers)
             try:
                 emitted = _emitted(scorer, rows, config)
             except ScorerError as error:

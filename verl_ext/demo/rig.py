@@ -248,7 +248,7 @@ def agent_loop_classes() -> tuple[Any, Any]:
 def agent_loop_manager(config: DictConfig, client: RecordedClient, reward_handles: Sequence[Any] | None = None) -> Any:
     """verl's `AgentLoopManager`, whose workers ask `client`, and score if they get `reward_handles`.
 
-    The handles are a reward loop manager's `reward_loop_worker_handles`. Call it from plain code or inside a loop.
+    The handles are a reward loop manager's `reward_loop_workers`. Call it from plain code or inside a loop.
     """
     manager_class, _ = agent_loop_classes()
     return manager_class.create(
