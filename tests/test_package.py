@@ -175,10 +175,10 @@ def test_the_constraints_of_a_version_pin_that_version():
         assert f"verl=={file.stem.removeprefix('verl-')}" in file.read_text().split()
 
 
-def test_the_wheel_brings_the_type_marker_the_demos_rows_and_every_module(wheel):
+def test_the_wheel_brings_the_type_marker_the_demos_rows_the_reports_page_and_every_module(wheel):
     shipped = {name for name in wheel.namelist() if name.startswith("verl_ext/")}
     modules = {str(file.relative_to(SOURCES)) for file in (SOURCES / "verl_ext").rglob("*.py")}
-    assert shipped == modules | {"verl_ext/py.typed", "verl_ext/demo/rows.parquet"}
+    assert shipped == modules | {"verl_ext/py.typed", "verl_ext/demo/rows.parquet", "verl_ext/report/page.html"}
     assert not any(name.startswith("tests") for name in wheel.namelist())
 
 

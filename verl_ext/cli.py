@@ -5,6 +5,9 @@ Exit codes: 0 all is well, 1 the run found a fault, 2 wrong use or input that ca
 
 from __future__ import annotations
 
+import sys
+from enum import Enum
+from io import TextIOWrapper
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -71,6 +74,46 @@ def doctor(
     raise typer.Exit(0 if found.covered else 1)
 
 
-def _failed(error: VerlExtError) -> typer.Exit:
+class _Nan(str, Enum):
+    VALUE = "value"
+    MISSING = "missing"
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(help="A dump: one file, a directory of them, or one above several.")],
+    by: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Split by a column; data_source, where there is one.")
+    ] = None,
+    nan: Annotated[_Nan, typer.Option(help="What NaN counts as.")] = _Nan.VALUE,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one self-contained page.")] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the aligned rows, with nulls; needs pyarrow.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first line that is no JSON object.")] = False,
+) -> None:
+    """Say which reward keys a run's dumps hold: for how many samples, in which steps, with which values.
+
+    Reads what verl writes to trainer.rollout_data_dir and trainer.validation_data_dir, of stock or extended runs:
+    <step>.jsonl or <step>.jsonl.gz. Exit code 1 if a line is no JSON object, or a file among others cannot be read.
+    """
+    from verl_ext.report.command import run_report
+    from verl_ext.report.read import NoRowError
+
+    if isinstance(sys.stdout, TextIOWrapper):  # a value that the terminal's encoding lacks is escaped, not an error
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        faults = run_report(
+            path, by=by, nan_is_missing=nan is _Nan.MISSING, json=json, html=html, parquet=parquet, strict=strict
+        )
+    except NoRowError as error:
+        raise _failed(error, 1) from None
+    except VerlExtError as error:
+        raise _failed(error) from None
+    raise typer.Exit(1 if faults else 0)
+
+
+def _failed(error: VerlExtError, code: int = 2) -> typer.Exit:
     typer.echo(f"verl-ext: {error}", err=True)  # not by rich, which would break lines within paths and names
-    return typer.Exit(2)
+    return typer.Exit(code)

@@ -1,0 +1,82 @@
+"""What `verl-ext report` does, in order: look whether it can write what is wanted, read, print, write."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from verl_ext.errors import shown
+from verl_ext.report.page import page
+from verl_ext.report.parquet import require_pyarrow, write_parquet
+from verl_ext.report.plain import as_json
+from verl_ext.report.read import ReportError
+from verl_ext.report.run import Report, summarize
+from verl_ext.report.show import console, fault_lines, progress_bar, show
+
+
+def run_report(
+    path: Path,
+    *,
+    by: str | None = None,
+    nan_is_missing: bool = False,
+    json: bool = False,
+    html: Path | None = None,
+    parquet: Path | None = None,
+    strict: bool = False,
+) -> int:
+    """Print the report, as a table or as JSON, and write what else is wanted.
+
+    Returns:
+        The number of places that are no row.
+
+    Raises:
+        ReportError: there is no dump, a file cannot be written, or no row has the column `by`.
+        NoRowError: in strict mode, for the first line that is no row.
+        PyarrowNotFoundError: `parquet` is wanted.
+    """
+    if parquet is not None:
+        require_pyarrow()
+    for target in (html, parquet):
+        if target is not None:
+            _check_target(target, path)
+    with progress_bar() as progress:
+        report = summarize(path, by, nan_is_missing, strict, progress)
+    if json:
+        _print_json(report)
+    else:
+        show(report, console())
+    _say(*fault_lines(report.faults))
+    if html is not None:
+        _write_page(report, html)
+    if parquet is not None:
+        with progress_bar() as progress:
+            write_parquet(report, parquet, progress(report.bytes))
+    if report.by_is_missing:
+        raise ReportError(f"no row has the column {shown(by)}: the report is not split")
+    return report.faults.count
+
+
+def _check_target(target: Path, source: Path) -> None:
+    if target.is_dir() or not os.access(target.resolve().parent, os.W_OK):
+        raise ReportError(f"{target} cannot be written")
+    if target.exists() and (target.samefile(source) or ".jsonl" in target.suffixes):
+        raise ReportError(f"{target} is a dump: it is not overwritten")
+
+
+def _print_json(report: Report) -> None:
+    json.dump(as_json(report), sys.stdout, indent=1, allow_nan=False)
+    print()
+
+
+def _write_page(report: Report, target: Path) -> None:
+    try:
+        target.write_text(page(report), encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"{target} cannot be written: {error.strerror}") from error
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(f"verl-ext: {line}", file=sys.stderr)
