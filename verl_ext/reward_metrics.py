@@ -129,7 +129,7 @@ class Summary:
             rows,
             count,
             self.mean + apart * other.count / count,
-            self.deviations + other.deviations + apart**2 * self.count * other.count / count,
+            self.deviations + other.deviations + apart * apart * self.count * other.count / count,
             float(np.minimum(self.low, other.low)),  # NaN stays NaN
             float(np.maximum(self.high, other.high)),
             texts,
