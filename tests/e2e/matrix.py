@@ -24,6 +24,7 @@ from e2e_v1 import v1
 from integration import fully_async, separation
 from verl import DataProto
 from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator
+from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyncAgentLoopManager
 from verl.utils.tokenizer import hf_tokenizer
 
 from verl_ext import plugin
@@ -246,21 +247,26 @@ class FullyAsyncTrainer(separation.WithoutModels, fully_async.Trainer):
 
 
 def _fully_async(case: Case, around: Surroundings) -> Run:
-    config, managers = around.config(*case.overrides), around.managers
-    manager = fully_async.FullyAsyncAgentLoopManager(config, managers.agent_loop.llm_client)
+    trainer = FullyAsyncTrainer(around.config(*case.overrides), around.queue)
+    error = trained(trainer, case.rows(around.rows), around.managers)
+    return _run(trainer.steps_done, trainer.seen, error, around)
+
+
+def trained(trainer: FullyAsyncTrainer, rows: Sequence[Row], managers: legacy.Managers) -> Exception | None:
+    """Let verl's rollouter feed the trainer the rows, in batches; the exception that ends it."""
+    queue = trainer.message_queue_client
+    manager = FullyAsyncAgentLoopManager(trainer.config, managers.agent_loop.llm_client)
     manager.agent_loop_workers = managers.agent_loop.agent_loop_workers
-    samples = fully_async.rollout_samples(case.rows(around.rows), config)
+    samples = fully_async.rollout_samples(rows, trainer.config)
     batches = [samples[start : start + PROMPTS] for start in range(0, len(samples), PROMPTS)]
-    trainer = FullyAsyncTrainer(config, around.queue)
 
     async def fit() -> None:
         try:
-            await trainer.train_on(fully_async.Rollouter(manager, around.queue), batches)
+            await trainer.train_on(fully_async.Rollouter(manager, queue), batches)
         finally:
-            await around.queue.clear_queue()
+            await queue.clear_queue()
 
-    error = _raised(lambda: asyncio.run(fit()))
-    return _run(trainer.steps_done, trainer.seen, error, around)
+    return _raised(lambda: asyncio.run(fit()))
 
 
 def _raised(job: Callable[[], Any]) -> Exception | None:

@@ -32,6 +32,11 @@ def acc_where_sure(answer, index):
     return {"score": answer} if index % 4 == 2 and not answer else {"score": answer, "acc": answer}
 
 
+def judge_is_nan(answer, index):
+    """A judge whose mark is 0 / 0 for some answers."""
+    return {"score": answer, "judge": float("nan") if index % 4 == 2 else 1.0}
+
+
 def typed(answer, index):
     """Numbers of Python and of NumPy, booleans and nested values."""
     return {
@@ -69,6 +74,7 @@ SCORERS = {
         score_is_none,
         format_is_none,
         acc_where_sure,
+        judge_is_nan,
         typed,
         plain,
         names_of_the_dump,
