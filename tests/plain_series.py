@@ -1,4 +1,4 @@
-"""The series of reward metrics by the plainest computation there is: over the dicts that the samples' scorers returned."""
+"""The series of reward metrics by the plainest computation there is, over the dicts that scorers returned."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

@@ -10,7 +10,9 @@ from e2e_v1.stock import STOCK
 
 if STOCK is None:
     pytest.skip("verl before 0.8 has no trainer on TransferQueue", allow_module_level=True)
-tq = pytest.importorskip("transfer_queue", reason="verl's v1 trainer needs TransferQueue")
+pytest.importorskip("transfer_queue", reason="verl's v1 trainer needs TransferQueue")
+
+import transfer_queue as tq
 
 from e2e_v1 import v1
 from e2e_v1.v1 import planned
