@@ -62,6 +62,13 @@ def test_the_demo_shows_the_aligned_table_and_each_keys_dtype(demo):
 
 
 @pytest.mark.ray
+def test_the_demo_shows_the_metrics_that_training_would_log_of_its_columns(demo):
+    assert re.search(r"┃ key +┃ data source +┃ count ┃ coverage ┃ +mean ┃ +min ┃ +max ┃", demo.stdout)
+    assert re.search(r"│ score +│ all +│ +22 │ +0\.333 │ +-?[\d.]+ │ +-1 │ +1 │", demo.stdout)
+    assert re.search(r"│ score +│ openai/gsm8k +│ +0 │ +0 │ +- │ +- │ +- │", demo.stdout)
+
+
+@pytest.mark.ray
 def test_the_demo_fits_in_80_columns_and_has_no_terminal_codes_where_there_is_no_terminal(demo):
     assert max(map(cell_len, demo.stdout.splitlines())) <= 80
     assert demo.stdout.replace("\n", "").isprintable()
@@ -138,6 +145,12 @@ def test_columns_are_described_by_dtype_and_by_how_many_rows_of_each_data_source
         {"key": "acc", "dtype": "float64", "coverage": {"gsm8k": [2, 2], "dapo": [2, 2]}},
         {"key": "pred", "dtype": "object", "coverage": {"gsm8k": [0, 2], "dapo": [2, 2]}},
     ]
+    assert report["metrics"][:2] == [
+        {"key": "acc", "data source": "all", "mean": "0.5", "std": "0.5", "min": "0", "max": "1"}
+        | {"count": "4", "coverage": "1"},
+        {"key": "acc", "data source": "gsm8k", "mean": "0.5", "std": "0.5", "min": "0", "max": "1"}
+        | {"count": "2", "coverage": "1"},
+    ]
     assert report["table"][:2] == [
         {"data source": "gsm8k", "acc": "1.0", "pred": "-"},
         {"data source": "dapo", "acc": "1.0", "pred": "7"},
@@ -169,6 +182,11 @@ def outcome(lost=0, *, text="gsm8k", names=("acc",), **more):
         "lost_by_key": {name: lost for name in names[:1] if lost},
         "columns": [{"key": name, "dtype": "object", "coverage": coverage} for name in names],
         "table": [{"data source": text, **dict.fromkeys(names, text)}] * 2,
+        "metrics": [
+            {"key": name, "data source": source, "count": "1", "coverage": "0.5", "mean": "1", "min": "1", "max": "1"}
+            for name in names
+            for source in ("all", text)
+        ],
         **more,
     }
 
@@ -259,6 +277,7 @@ def test_many_keys_and_many_data_sources_leave_the_tables_readable_and_are_count
     assert any("key_0" in line and "key_4" in line for line in lines)
     assert "and 35 more keys" in printed  # "data source" is one of the six
     assert "and 35 more data sources" in printed
+    assert "and 56 more" in printed  # of the metrics
     assert all(any(line.startswith(f"│ {name} ") for line in lines) for name in names)
 
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from verl_ext.demo import rig
 from verl_ext.demo.data import read_rows
 from verl_ext.errors import VerlExtError, shown
+from verl_ext.reward_metrics import RewardMetrics, Step
 from verl_ext.schema import same_value
 
 Row = dict[str, Any]
@@ -166,6 +167,7 @@ def outcome(path: str, order: str, rows: Sequence[Row], emitted: Emitted, job: J
             {"key": key, "dtype": str(column.dtype), "coverage": _coverage(key, rows, emitted)}
             for key, column in columns.items()
         ],
+        "metrics": _metrics(columns, rows),
         "table": [
             {"data source": row["data_source"], **{key: _cell(column[number]) for key, column in columns.items()}}
             for number, row in enumerate(rows[:ROWS_SHOWN])
@@ -188,6 +190,19 @@ def _coverage(key: str, rows: Sequence[Row], emitted: Emitted) -> dict[str, list
         have[0] += key in infos
         have[1] += 1
     return coverage
+
+
+def _metrics(columns: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, str]]:
+    """By key and data source, what training logs of these rows with `+verl_ext.metrics=all`."""
+    run = RewardMetrics("all")
+    run.step(columns, [row["data_source"] for row in rows], len(rows))
+    step = run.take() or Step()
+    found = []
+    for (source, key), summary in step.summaries.items():
+        numbers = {name.rpartition("/")[2]: f"{value:.3g}" for name, value in summary.metrics(key).items()}
+        if source is None or len(step.rows) > 2:  # with one data source, all rows are its
+            found.append({"key": key, "data source": "all" if source is None else source, **numbers})
+    return found
 
 
 def _cell(value: Any) -> str:

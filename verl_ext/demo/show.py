@@ -36,6 +36,9 @@ LEGS = {
 _NAMES_SHOWN = 6
 """How many keys or data sources get a column of their own: more would not fit beside each other."""
 
+_NUMBERS = ("count", "coverage", "mean", "min", "max")
+_METRICS_SHOWN = 24
+
 
 class DemoError(VerlExtError, RuntimeError):
     """A leg of the demo ended before it had run every path."""
@@ -113,6 +116,7 @@ def _report(console: Console, stock: list[Outcome], ours: list[Outcome]) -> int:
     if shown_outcome is not None:
         console.print(_aligned(shown_outcome))
         console.print(_columns(shown_outcome))
+        console.print(_metrics(shown_outcome))
     lost, values = sum(outcome["lost"] for outcome in ours), sum(outcome["values"] for outcome in ours)
     verdict = f"{lost} of {values} values lost"
     stock_lost = sum(outcome["lost"] for outcome in stock)
@@ -153,6 +157,22 @@ def _columns(outcome: Outcome) -> Table:
     for column in outcome["columns"]:
         have = [f"{count} of {total}" for count, total in column["coverage"].values()]
         table.add_row(_safe_text(column["key"]), column["dtype"], *have[:_NAMES_SHOWN])
+    return table
+
+
+def _metrics(outcome: Outcome) -> Table:
+    rows = outcome["metrics"]
+    table = Table(title="The metrics that training logs of these rows (+verl_ext.metrics=all)", title_justify="left")
+    for heading in ("key", "data source"):
+        table.add_column(heading, overflow="fold")
+    for heading in _NUMBERS:
+        table.add_column(heading, justify="right")
+    for row in rows[:_METRICS_SHOWN]:
+        table.add_row(
+            _safe_text(row["key"]), _safe_text(row["data source"]), *(row.get(name, "-") for name in _NUMBERS)
+        )
+    if len(rows) > _METRICS_SHOWN:
+        table.caption = f"and {len(rows) - _METRICS_SHOWN} more"
     return table
 
 
