@@ -1,8 +1,12 @@
-"""The three doubles of the end-to-end rigs: the actor's workers, the checkpoint manager and the model server.
+"""The doubles of the end-to-end rigs: the actor's workers, the checkpoint manager and the model server.
 
 They stand in for what needs a GPU and for nothing else. How a batch reaches the actor's workers and comes back is
 verl's own: its dispatch chunks, consolidates and pickles, its collect concatenates.
 """
+
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
 
 import ray
 import torch
@@ -83,6 +87,18 @@ class ActorGroup(WorkerGroup):
         """What the ranks were given to learn from, together again, one batch for each step."""
         ranks = [worker.batches for worker in self._workers]
         return [tu.concat_tensordict([tu.contiguous(share) for share in shares]) for shares in zip(*ranks, strict=True)]
+
+
+def flash_attn() -> AbstractContextManager[Any]:
+    """For the padding functions of flash-attn, which verl 0.7 needs on CPU too: their copies in transformers."""
+    from verl.utils import attention_utils
+
+    def copies() -> tuple[Any, ...]:
+        from transformers.modeling_flash_attention_utils import _index_first_axis, _pad_input, _unpad_input
+
+        return _index_first_axis, _pad_input, None, _unpad_input
+
+    return mock.patch.object(attention_utils, "_get_attention_functions", copies)
 
 
 class CheckpointManager:

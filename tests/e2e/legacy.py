@@ -5,6 +5,7 @@ serves any number of trainers.
 """
 
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,8 +54,18 @@ GSM8K, MATH_DAPO, MATH = "openai/gsm8k", "math_dapo", "lighteval/MATH"
 NO_ANSWER = "I do not know."
 QUESTIONS = 16
 
+DUMPS_NUMPY = hasattr(RayPPOTrainer, "_write_generations")
+"""Whether stock verl's dumps take NumPy's booleans and integers, as text; in verl 0.7, they are a TypeError."""
+
+REMAX_TAKES_REWARDS_APART = "__do_sample__" in inspect.unwrap(RayPPOTrainer.fit).__code__.co_consts
+"""Whether the greedy answers' reward columns stay out of the batch of the sampled ones.
+
+verl 0.7 unites both: an error wherever a key has another value for the greedy answer, on stock verl as with us.
+"""
+
 SETTINGS = [
     "++trainer.use_v1=false",  # verl 0.8 has no such setting
+    "++trainer.use_legacy_worker_impl=disable",  # verl 0.7 has two forms of workers; the other takes no TensorDict
     "trainer.nnodes=1",
     f"trainer.n_gpus_per_node={RANKS}",
     "trainer.logger=[file]",
@@ -274,13 +285,13 @@ def fit(trainer: RayPPOTrainer) -> Run:
     """Run `trainer.fit()` to its end or its error."""
     workdir = Path(trainer.config.trainer.rollout_data_dir).parent
     run = Run()
-    with _environment(VERL_FILE_LOGGER_PATH=str(workdir / "metrics.jsonl")):
+    with _environment(VERL_FILE_LOGGER_PATH=str(workdir / "metrics.jsonl")), doubles.flash_attn():
         try:
             trainer.fit()
         except Exception as error:  # on stock verl, the exception is the outcome
             run.error = error
         finally:
-            trainer._dump_executor.shutdown(wait=True)
+            _finish_dumps(trainer)
     for line in _lines(workdir / "metrics.jsonl"):
         event = json.loads(line)
         run.metrics.setdefault(event["step"], {}).update(event["data"])
@@ -296,9 +307,15 @@ def validate(trainer: RayPPOTrainer, *, merged: bool = False) -> tuple[dict[str,
     try:
         result = trainer._validate(merged=merged)
     finally:
+        _finish_dumps(trainer)
+    return result, _dumps(Path(trainer.config.trainer.validation_data_dir))[0]
+
+
+def _finish_dumps(trainer: RayPPOTrainer) -> None:
+    """Wait until what was dumped is on disk; verl 0.7 writes at once."""
+    if hasattr(trainer, "_dump_executor"):
         trainer._shutdown_dump_executor()
         trainer._init_dump_executor()
-    return result, _dumps(Path(trainer.config.trainer.validation_data_dir))[0]
 
 
 # --- values in, values out ---------------------------------------------------------------------------------------

@@ -97,6 +97,14 @@ def assert_dumped_as_emitted(lines, rows):
             assert isinstance(entry[key], str) == isinstance(info.get(key), str)
 
 
+def _where_it_runs(algorithm):
+    stops = algorithm == "remax" and not legacy.REMAX_TAKES_REWARDS_APART
+    why = (
+        "verl 0.7's REMAX unites the greedy answers' reward columns with the sampled ones': an error on stock verl too"
+    )
+    return pytest.param(algorithm, marks=pytest.mark.skipif(stops, reason=why))
+
+
 # --- two steps of training, and a validation ---------------------------------------------------------------------
 
 VANISH = "score and pred vanish without a word"
@@ -121,7 +129,7 @@ ON_STOCK = {
 
 
 @pytest.mark.parametrize("order", legacy.ORDERS)
-@pytest.mark.parametrize("algorithm", legacy.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", map(_where_it_runs, legacy.ALGORITHMS))
 def test_a_mixed_run_trains_and_validates_to_the_end_with_every_value_where_stock_verl_fails_or_loses_some(
     algorithm, order, rows, trainer, stock
 ):
@@ -167,7 +175,7 @@ UNIFORM = {
 
 
 @pytest.mark.parametrize("kind", UNIFORM)
-@pytest.mark.parametrize("algorithm", ["grpo", "remax", "gdpo"])
+@pytest.mark.parametrize("algorithm", map(_where_it_runs, ["grpo", "remax", "gdpo"]))
 def test_a_uniform_run_gives_the_actor_the_logs_and_the_dumps_what_stock_verl_gives_them(
     algorithm, kind, rows, train, stock
 ):
@@ -180,13 +188,20 @@ def test_a_uniform_run_gives_the_actor_the_logs_and_the_dumps_what_stock_verl_gi
     with stock():
         theirs = fit()
 
-    assert (ours.error, theirs.error) == (None, None)
-    assert theirs.steps_done == ours.steps_done == STEPS
-    assert ours.rollouts == theirs.rollouts
-    assert ours.validations == theirs.validations
-    for step in range(STEPS):
-        assert ours.batches[step].keys() == theirs.batches[step].keys()
-        assert ours.batches[step]["advantages"].equal(theirs.batches[step]["advantages"])
+    assert ours.error is None
+    assert ours.steps_done == STEPS
+    if legacy.DUMPS_NUMPY or kind == GSM8K:
+        assert theirs.error is None
+        assert theirs.steps_done == STEPS
+        assert ours.rollouts == theirs.rollouts
+        assert ours.validations == theirs.validations
+    else:  # in its first dump, once the actor has its first batch
+        assert "is not JSON serializable" in str(theirs.error)
+    assert len(theirs.batches) > 0
+    for ours_given, theirs_given in zip(ours.batches, theirs.batches, strict=theirs.error is None):
+        assert ours_given.keys() == theirs_given.keys()
+        assert ours_given["advantages"].equal(theirs_given["advantages"])
+    for step in range(theirs.steps_done):
         logged, expected = untimed(ours.metrics[step + 1]), untimed(theirs.metrics[step + 1])
         assert logged.items() <= expected.items()
         # a list: where each prompt has one answer, stock verl logs the mean of its elements
@@ -301,7 +316,8 @@ def test_gdpo_over_a_component_that_is_none_for_some_samples_ends_with_nan_in_ev
     assert caplog.records == []
 
     with stock():  # without any of ours, where the scorer itself returns the None
-        run = train([question("format_is_none", number) for number in range(STEPS * PROMPTS)], *OVER_ACC_AND_FORMAT)
+        questions = [question("format_is_none", number) for number in range(STEPS * PROMPTS)]
+        run = train(questions, *OVER_ACC_AND_FORMAT, rows_val=of(rows, GSM8K)[:4])
     assert run.error is None
     assert run.steps_done == STEPS
     nans, advantages = run.nans()
@@ -432,7 +448,7 @@ def test_a_missing_key_replaces_none_of_the_fields_that_the_dump_writes_itself(t
                 assert (entry["gts"], entry["step"]) == ("", step)
 
 
-def test_numbers_and_booleans_are_dumped_as_such_at_any_depth_where_stock_verl_writes_text(train, stock):
+def test_numbers_and_booleans_are_dumped_as_such_at_any_depth_where_stock_verl_writes_text_or_nothing(train, stock):
     typed = [question("typed", number) for number in range(STEPS * PROMPTS)]
     sparse = [question("only_its_score" if number % 3 else "typed", number) for number in range(STEPS * PROMPTS)]
     detail = {"tokens": 7, "share": 0.5, "ok": True, "steps": [1, 2.5]}
@@ -451,8 +467,10 @@ def test_numbers_and_booleans_are_dumped_as_such_at_any_depth_where_stock_verl_w
 
     with stock():
         run = train(typed)
-    assert parsed(run.rollouts[1])[0]["detail"] == {"tokens": "7", "share": "0.5", "ok": "True", "steps": ["1", 2.5]}
-    assert isinstance(run.error, TypeError)  # in validation, of the mean of dicts
+    assert isinstance(run.error, TypeError)  # in validation, of the mean of dicts, if not in the dump
+    if legacy.DUMPS_NUMPY:
+        as_text = {"tokens": "7", "share": "0.5", "ok": "True", "steps": ["1", 2.5]}
+        assert parsed(run.rollouts[1])[0]["detail"] == as_text
 
 
 def test_dumped_values_stay_with_their_rows_when_the_trainer_balances_the_batch(rows, train):
