@@ -12,7 +12,7 @@ from verl_ext.report.summary import Cell
 from verl_ext.report.text import number, share
 
 _WIDTH, _HEIGHT = 320, 132
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 6, 8, 100
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 6, 8, 100
 _STRIP = 106
 _MOST_GAPS = 60
 _MOST_DOTS = 40

@@ -1,4 +1,4 @@
-"""What `verl-ext report` does, in order: look whether it can write what is wanted, read, print, write."""
+"""What `verl-ext report` does, in order: look whether it can write what is wanted, read, write, print."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def run_report(
             _check_target(target, path)
     with progress_bar() as progress:
         report = summarize(path, by, nan_is_missing, strict, progress)
+    if html is not None:  # the files first: a reader such as `head` may close standard output at any time
+        _write_page(report, html)
+    if parquet is not None:
+        with progress_bar() as progress:
+            write_parquet(report, parquet, progress(report.bytes))
     if json:
         _print_json(report)
     else:
         show(report, console())
     _say(*fault_lines(report.faults))
-    if html is not None:
-        _write_page(report, html)
-    if parquet is not None:
-        with progress_bar() as progress:
-            write_parquet(report, parquet, progress(report.bytes))
     if report.by_is_missing:
         raise ReportError(f"no row has the column {shown(by)}: the report is not split")
     return report.faults.count

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from verl_ext.report.summary import FAMILIES, INFINITE, NAN, SCORE, Dump, Span, changes, named
-from verl_ext.report.text import counted, runs
+from verl_ext.report.text import counted, runs, visible
 
 COMES_AND_GOES = "comes and goes"
 BEGINS_LATE = "begins late"
@@ -17,14 +17,18 @@ ALL_MISSING = "all missing"
 NOT_FINITE = "not finite"
 SCORE_REPLACED = "score replaced"
 
-EXPLAINED = {
-    COMES_AND_GOES: "On stock verl the first sample of a batch decides which keys its step has: "
-    "where it lacks a key, the other rows lose theirs. verl-ext keeps them.",
-    SCORE_REPLACED: "On stock verl a reward key of that name replaces the field, also in rows that lack the key.",
+_SAMPLE_0 = (
+    "Where a key is absent from a step, none of its rows emitted it or, on stock verl, sample 0 did not: there the "
+    "first sample of a batch decides which keys its step has, and the other rows lose theirs. verl-ext keeps them."
+)
+_CAUSES = {
+    COMES_AND_GOES: _SAMPLE_0,
+    BEGINS_LATE: _SAMPLE_0,
+    ENDS_EARLY: _SAMPLE_0,
+    SCORE_REPLACED: "On stock verl a reward key `score` replaces the dump's own field, also in rows that lack the key.",
 }
-"""Where a finding has one known cause."""
-
 _MOST_CHANGES = 3
+_MOST_PLACES = 5
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ def findings(dump: Dump) -> Iterator[Finding]:
             yield Finding(SCORE_REPLACED, key, text, partial)
 
 
+def causes(found: Sequence[Finding]) -> list[str]:
+    """What is known to bring such findings about, once each."""
+    return list(dict.fromkeys(_CAUSES[finding.kind] for finding in found if finding.kind in _CAUSES))
+
+
 def steps_of(dump: Dump, chosen: Sequence[int]) -> str:
     """The chosen of its steps in words, by their indices."""
     if len(chosen) == len(dump.spans):
@@ -66,13 +75,27 @@ def _presence(dump: Dump, key: str, present: Sequence[int]) -> Iterator[Finding]
     if not absent:
         return
     spans = [dump.spans[index] for index in absent]
+    lost = _lost(dump, key, spans)
     if absent[-1] < present[0]:
-        yield Finding(BEGINS_LATE, key, f"not before step {dump.spans[present[0]].name}", spans)
+        yield Finding(BEGINS_LATE, key, f"not before step {dump.spans[present[0]].name}{lost}", spans)
     elif absent[0] > present[-1]:
-        yield Finding(ENDS_EARLY, key, f"not after step {dump.spans[present[-1]].name}", spans)
+        yield Finding(ENDS_EARLY, key, f"not after step {dump.spans[present[-1]].name}{lost}", spans)
     else:
-        text = f"in {_steps(dump, present)}; absent from {_steps(dump, absent)}"
+        text = f"in {_steps(dump, present)}; absent from {_steps(dump, absent)}{lost}"
         yield Finding(COMES_AND_GOES, key, text, spans)
+
+
+def _lost(dump: Dump, key: str, absent: Sequence[Span]) -> str:
+    """The rows of the steps without a key whose like have it elsewhere: what was lost, or never emitted."""
+    lost = {
+        place: rows
+        for place, group in dump.places.items()
+        if group.cell(key).present and (rows := sum(span.places.get(place, 0) for span in absent))
+    }
+    parts = [f"{rows:,} of {visible(place, 40)}" for place, rows in list(lost.items())[:_MOST_PLACES]]
+    if len(lost) > _MOST_PLACES:
+        parts.append(f"and of {len(lost) - _MOST_PLACES} more")
+    return f"; rows there whose like have it elsewhere: {', '.join(parts)}" if parts else ""
 
 
 def _types(dump: Dump, key: str) -> Iterator[Finding]:

@@ -12,10 +12,10 @@ from string import Template
 
 from verl_ext import __version__
 from verl_ext.report.charts import Point, shade, strip, swatch, trend
-from verl_ext.report.findings import EXPLAINED, Finding, steps_of
+from verl_ext.report.findings import Finding, causes, steps_of
 from verl_ext.report.run import Report
-from verl_ext.report.show import fault_lines, headline, shown_keys, types_of, values_of
-from verl_ext.report.summary import Cell, Dump, Group, Span
+from verl_ext.report.show import VALUES, fault_lines, headline, shown_keys, types_of, values_of
+from verl_ext.report.summary import Dump, Group, Span
 from verl_ext.report.text import counted, number, share, visible
 
 _MOST_KEYS = 120
@@ -83,9 +83,9 @@ def _columns(spans: Sequence[Span]) -> list[Span]:
     columns = []
     for start in range(0, len(spans), together):
         group = spans[start : start + together]
-        column = Span(first=group[0].first, last=group[-1].last, steps=sum(span.steps for span in group))
+        column = Span(first=group[0].first, steps=0)
         for span in group:
-            column.add(span.rows, span.cells.items())
+            column.join(span)
         columns.append(column)
     return columns
 
@@ -94,13 +94,13 @@ def _findings(found: Sequence[Finding]) -> Iterator[str]:
     if not found:
         return
     lines = [
-        f'<li><span class="key">{_text(finding.key)}</span> <b>{finding.kind}</b>: {_text(finding.text, 400)}</li>'
+        f'<li><span class="key">{_text(finding.key)}</span> <b>{finding.kind}</b>: '
+        f"{_steps_text(_text(finding.text, 600))}</li>"
         for finding in found[:_MOST_FINDINGS]
     ]
     if len(found) > _MOST_FINDINGS:
         lines.append(f"<li>and {len(found) - _MOST_FINDINGS:,} more</li>")
-    for kind in dict.fromkeys(finding.kind for finding in found if finding.kind in EXPLAINED):
-        lines.append(f'<li class="soft">{kind}: {EXPLAINED[kind]}</li>')
+    lines += [f'<li class="soft">{cause}</li>' for cause in causes(found)]
     yield f'<h3>What stands out</h3><ul class="notes">{"".join(lines)}</ul>'
 
 
@@ -180,7 +180,7 @@ def _trends(points: dict[str, list[Point]], dump: Dump) -> Iterator[str]:
 
 
 def _table(dump: Dump, keys: Sequence[str]) -> Iterator[str]:
-    heads = ("key", "types", "rows", "coverage", "mean", "min", "max", "in steps", "commonest values")
+    heads = ("key", "types", "rows", "coverage", VALUES, "in steps")
     yield "<h3>Each key</h3>"
     yield '<div class="wide" tabindex="0"><table class="all"><thead><tr>'
     for head in heads:
@@ -192,28 +192,26 @@ def _table(dump: Dump, keys: Sequence[str]) -> Iterator[str]:
             "types": types_of(total),
             "rows": f"{total.present:,}",
             "coverage": share(total.present, dump.rows),
-            **_numbers(total),
-            "in steps": _in_steps(dump, key),
-            "commonest values": values_of(dump, key),
+            VALUES: values_of(dump, key, total),
+            "in steps": _steps_text(_in_steps(dump, key)),
         }
         row = "".join(f"<td{_right(head)}>{escape(text)}</td>" for head, text in cells.items())
         yield f'<tr><th scope="row" class="key">{_text(key)}</th>{row}</tr>'
     yield "</tbody></table></div>"
 
 
-def _numbers(cell: Cell) -> dict[str, str]:
-    numbers = cell.numbers
-    found = {"mean": numbers.mean, "min": numbers.low, "max": numbers.high}
-    return {name: number(value) if numbers.count else "" for name, value in found.items()}
-
-
 def _right(head: str) -> str:
-    return ' class="n"' if head in ("rows", "coverage", "mean", "min", "max") else ""
+    return ' class="n"' if head in ("rows", "coverage") else ""
 
 
 def _in_steps(dump: Dump, key: str) -> str:
     present = [index for index, span in enumerate(dump.spans) if span.cell(key).present]
     return steps_of(dump, present) if present else "none"
+
+
+def _steps_text(text: str) -> str:
+    """With hyphens at which a line does not break: `4-5` stays together."""
+    return text.replace("-", "\N{NON-BREAKING HYPHEN}")
 
 
 def _text(text: str, longest: int = 60) -> str:

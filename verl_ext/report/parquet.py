@@ -1,7 +1,7 @@
 """The rows of the dumps as one aligned Parquet file: a column per key, and a true null where a row lacks it.
 
-A column has numbers where every value is one: `bool`, `int64`, or `double` where these meet and all are exact. It has text
-where every value is text, and else the JSON text of each value, as the metadata of its field says.
+A column has numbers where every value is one: `bool`, `int64`, or `double` where these meet and all are exact. It has
+text where every value is text, and else the JSON text of each value, as the metadata of its field says.
 """
 
 from __future__ import annotations

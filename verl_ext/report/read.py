@@ -188,5 +188,5 @@ _JSON_NAMES = {list: "list", str: "string", int: "number", float: "number", bool
 
 def _why(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):  # its text is Python's own, and quotes nothing of the line
-        return f"{error.msg} at column {error.colno}"
+        return f"{error.msg} at column {error.pos + 1}"
     return "nested too deeply" if isinstance(error, RecursionError) else visible(str(error), 120)

@@ -18,7 +18,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from verl_ext.report.findings import EXPLAINED, Finding, steps_of
+from verl_ext.report.findings import Finding, causes, steps_of
 from verl_ext.report.read import Faults
 from verl_ext.report.read import Progress as Advance
 from verl_ext.report.run import Report
@@ -30,6 +30,7 @@ _MOST_FINDINGS = 40
 _MOST_VALUES = 3
 _LONGEST_KEY = 40
 _LONGEST_VALUE = 24
+VALUES = "mean (min to max), or texts"
 _PLAIN_WIDTH = 240
 """Columns where there is no terminal to ask: no line is broken that a `grep` should find whole."""
 
@@ -84,14 +85,20 @@ def headline(dump: Dump) -> str:
     return size if grouped == 1 else f"{size}, {grouped} at a time"
 
 
-def values_of(dump: Dump, key: str) -> str:
-    """The commonest texts of a key, with the rows that have them."""
+def values_of(dump: Dump, key: str, total: Cell) -> str:
+    """The mean of a key and its range, and the commonest of its texts with the rows that have them."""
     values = dump.keys[key]
     commonest = values.commonest(_MOST_VALUES)
     found = [times(visible(value, _LONGEST_VALUE), count, values.missed > 0) for value, count in commonest]
     if len(values) > len(found):
         found.append("…")
-    return ", ".join(found)
+    return "; ".join(filter(None, (moments_of(total), ", ".join(found))))
+
+
+def moments_of(cell: Cell) -> str:
+    """As `0.5 (0 to 1)`."""
+    numbers = cell.numbers
+    return f"{number(numbers.mean)} ({number(numbers.low)} to {number(numbers.high)})" if numbers.count else ""
 
 
 def shown_keys(dump: Dump) -> list[str]:
@@ -116,35 +123,29 @@ def _table(dump: Dump, out: Console) -> Table:
     table.add_column("types")
     for heading in ("rows", "coverage"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("mean (min to max), or texts", overflow="fold")
+    table.add_column(VALUES, overflow="fold")
     table.add_column("in steps", overflow="fold")
     for key in shown_keys(dump)[:_MOST_ROWS]:
         total = dump.total(key)
         present = [index for index, span in enumerate(dump.spans) if span.cell(key).present]
         steps = steps_of(dump, present) if present else "none"
-        values = "; ".join(filter(None, (_moments(total), values_of(dump, key))))
         table.add_row(
             Text(visible(key, _LONGEST_KEY), "bold"),
             *_measures(total, dump.rows),
-            Text(values),
+            Text(values_of(dump, key, total)),
             Text(steps, "" if steps == "all" else "yellow"),
         )
         if dump.split:
             for place, group in dump.places.items():
                 cell = group.cell(key)
                 name = Text(f"  {visible(place, _LONGEST_KEY)}", "dim")
-                table.add_row(name, *_measures(cell, group.rows), Text(_moments(cell), "dim"))
+                table.add_row(name, *_measures(cell, group.rows), Text(moments_of(cell), "dim"))
     return table
 
 
 def _measures(cell: Cell, rows: int) -> list[Text]:
     covered = Text(share(cell.present, rows), "" if cell.present == rows else "yellow")
     return [Text(types_of(cell)), Text(f"{cell.present:,} of {rows:,}"), covered]
-
-
-def _moments(cell: Cell) -> str:
-    numbers = cell.numbers
-    return f"{number(numbers.mean)} ({number(numbers.low)} to {number(numbers.high)})" if numbers.count else ""
 
 
 def _show_further(dump: Dump, out: Console) -> None:
@@ -167,6 +168,6 @@ def _show_findings(found: Sequence[Finding], out: Console) -> None:
         )
     if len(found) > _MOST_FINDINGS:
         out.print(Text(f"and {len(found) - _MOST_FINDINGS:,} more: --json has them"))
-    for kind in dict.fromkeys(finding.kind for finding in found if finding.kind in EXPLAINED):
-        out.print(Text(f"  {kind}: {EXPLAINED[kind]}", "dim"))
+    for cause in causes(found):
+        out.print(Text(f"  {cause}", "dim"))
     out.print()

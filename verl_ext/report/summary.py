@@ -1,7 +1,8 @@
 """What is kept of a dump while its rows stream by: counts and moments by key, step and place, in bounded memory.
 
 A *place* is a value of the column that splits the report, as a data source. The bound, whatever the size of a dump: the
-constants below, which come to about 0.3 GB for the worst of inputs and a few MB for what reward functions return.
+constants below. 5.3 GB of dumps with 8 keys took 54 MB in all, Python and its libraries among them; a dump that fills
+every one of the constants with four-byte characters took 271 MB. A line of 16 MiB can take 0.4 GB while it is parsed.
 """
 
 from __future__ import annotations
@@ -119,11 +120,24 @@ class Group:
 
 @dataclass(slots=True)
 class Span(Group):
-    """One step, or several that follow each other."""
+    """One step, or several that follow each other; `places` is how many of its rows are of each place."""
 
     first: int = NO_STEP
     last: int = NO_STEP
     steps: int = 1
+    places: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """What it holds, in cells."""
+        return 1 + len(self.cells) + len(self.places)
+
+    def join(self, following: Span) -> None:
+        """Add the steps after it."""
+        self.add(following.rows, following.cells.items())
+        for place, rows in following.places.items():
+            self.places[place] = self.places.get(place, 0) + rows
+        self.last, self.steps = following.last, self.steps + following.steps
 
     @property
     def label(self) -> tuple[str, str]:
@@ -276,14 +290,15 @@ class Dump:
         for (step, place), ((rows,), columns) in self._block.items():
             cells = [(key, column.cell()) for key, column in columns.items()]
             self.rows += rows
+            span = self._span(step)
+            before = span.size
+            span.add(rows, cells)
             if place is None:
                 self.unplaced += rows
             else:
                 self.places.setdefault(place, Group()).add(rows, cells)
-            span = self._span(step)
-            before = len(span.cells)
-            span.add(rows, cells)
-            self._cells += len(span.cells) - before
+                span.places[place] = span.places.get(place, 0) + rows
+            self._cells += span.size - before
             self._thin()
         self._block.clear()
         self._pending = self._pending_values = 0
@@ -328,14 +343,11 @@ class Dump:
 
     def _thin(self) -> None:
         while self._cells > self._most_cells and len(self.spans) > 1:
-            pairs = [self.spans[index : index + 2] for index in range(0, len(self.spans), 2)]
-            for pair in pairs:
-                if len(pair) == 2:
-                    pair[0].add(pair[1].rows, pair[1].cells.items())
-                    pair[0].last, pair[0].steps = pair[1].last, pair[0].steps + pair[1].steps
-            self.spans = [pair[0] for pair in pairs]
+            for span, following in zip(self.spans[::2], self.spans[1::2], strict=False):
+                span.join(following)
+            self.spans = self.spans[::2]
             self._steps_per_span *= 2
-            self._cells = sum(len(span.cells) + 1 for span in self.spans)
+            self._cells = sum(span.size for span in self.spans)
 
 
 def step_of(row: Row) -> int:
