@@ -261,8 +261,10 @@ class RewardMetrics:
         except NotNumericError as error:
             if key not in self._lacked:
                 return None
-            said = f"the reward key {shown(key)}, a number before, is none everywhere: {error}. It counts as missing"
-            self.warn(("kind", key), said)
+            self.warn(
+                ("kind", key),
+                f"the reward key {shown(key)}, a number before, is none everywhere: {error}. It counts as missing",
+            )
             values, mask = numeric([value if _is_number(value) else None for value in column])
         if not np.isfinite(values[mask]).all():
             for kind, odd in (("NaN", np.isnan(values)), ("infinite", np.isinf(values))):
@@ -270,8 +272,9 @@ class RewardMetrics:
                     source = "" if sources is None else f" of data source {shown(str(sources[rows[0]]))}"
                     missing = kind == "NaN" and self.nan_is_missing
                     what = "missing" if missing else "a value, which its mean shows"
-                    said = f"the reward key {shown(key)} is {kind} for a sample{source}; it counts as {what}"
-                    self.warn((kind, key), said)
+                    self.warn(
+                        (kind, key), f"the reward key {shown(key)} is {kind} for a sample{source}; it counts as {what}"
+                    )
             if self.nan_is_missing:
                 mask = mask & ~np.isnan(values)
         return values, mask

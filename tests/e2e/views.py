@@ -4,7 +4,9 @@
 """
 
 import os
+import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from verl_ext import plugin
@@ -16,8 +18,21 @@ from . import legacy
 STEPS = 10
 
 
+def ordered(rows: Sequence[legacy.Row]) -> list[legacy.Row]:
+    """The rows, wrong answers before right ones; each worker's share of a batch begins with gsm8k, or stock verl stops.
+
+    What follows in a share is drawn at random, so that coverage changes from step to step.
+    """
+    chance = random.Random(0)  # noqa: S311
+    first, others = legacy.of(rows, legacy.GSM8K), legacy.of(rows, legacy.MATH_DAPO, legacy.MATH)
+    for part in (first, others):
+        part.sort(key=lambda row: (row["extra_info"]["recorded"] == "right") + chance.random())
+    rest = legacy.PROMPTS // 2 - 1
+    return [row for share in range(2 * STEPS) for row in (first[share], *others[rest * share : rest * (share + 1)])]
+
+
 def main(directory: Path) -> None:
-    """Ten steps of the legacy trainer over the demo's rows, of which each batch holds all three data sources."""
+    """Ten steps of the legacy trainer over the demo's rows, of which each batch holds several data sources."""
     rows = read_rows()
     overrides = [
         "trainer.logger=[tensorboard]",
@@ -28,8 +43,7 @@ def main(directory: Path) -> None:
         for name, switch in (("stock verl", plugin.deactivate), ("verl-ext", plugin.activate)):
             switch()
             os.environ["TENSORBOARD_DIR"] = str(directory / "runs" / name)
-            trained = rows[: STEPS * legacy.PROMPTS]
-            run = legacy.fit(legacy.legacy_trainer(trained, rows[:4], overrides, directory / name, shared))
+            run = legacy.fit(legacy.legacy_trainer(ordered(rows), rows[:4], overrides, directory / name, shared))
             if run.error is not None:
                 raise run.error
 
