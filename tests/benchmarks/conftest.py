@@ -103,6 +103,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     from rich.console import Console
     from rich.table import Table as RichTable
 
+    if not TABLE.figures:  # `make test` comes by here, too
+        return
     machine = _machine()
     shown = RichTable("figure", "input", "ours", "peer", "ratio", "target", "", title="verl-ext beside its peers")
     for figure in TABLE.figures:
