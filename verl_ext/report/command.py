@@ -13,7 +13,8 @@ from verl_ext.report.parquet import require_pyarrow, write_parquet
 from verl_ext.report.plain import as_json
 from verl_ext.report.read import ReportError
 from verl_ext.report.run import Report, summarize
-from verl_ext.report.show import console, fault_lines, progress_bar, show
+from verl_ext.report.show import console, progress_bar, show
+from verl_ext.report.words import fault_lines
 
 
 def run_report(

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from verl_ext.report.summary import FAMILIES, INFINITE, NAN, SCORE, Dump, Span, changes, named
+from verl_ext.report.kinds import FAMILIES, INFINITE, NAN, named
+from verl_ext.report.summary import SCORE, Dump, Span, changes
 from verl_ext.report.text import counted, runs, visible
 
 COMES_AND_GOES = "comes and goes"

@@ -14,9 +14,9 @@ from verl_ext import __version__
 from verl_ext.report.charts import Point, shade, strip, swatch, trend
 from verl_ext.report.findings import Finding, causes, steps_of
 from verl_ext.report.run import Report
-from verl_ext.report.show import VALUES, fault_lines, headline, shown_keys, types_of, values_of
 from verl_ext.report.summary import Dump, Group, Span
 from verl_ext.report.text import counted, number, share, visible
+from verl_ext.report.words import VALUES, fault_lines, headline, shown_keys, types_of, values_of
 
 _MOST_KEYS = 120
 _MOST_COLUMNS = 100

@@ -14,18 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import VerlExtError
+from verl_ext.report.kinds import BOOL, FLOATS, INTEGER, LARGE, TEXT
 from verl_ext.report.read import Faults, Progress, ReportError, Row, read_rows
 from verl_ext.report.run import Report
-from verl_ext.report.summary import (
-    BOOL,
-    FLOATS,
-    INTEGER,
-    LARGE,
-    NO_STEP,
-    TEXT,
-    UNSPLIT,
-    step_of,
-)
+from verl_ext.report.summary import NO_STEP, UNSPLIT, step_of
 from verl_ext.report.text import kept
 
 DUMP, STEP, FURTHER = "__dump__", "__step__", "__further__"

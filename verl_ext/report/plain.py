@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from verl_ext.report.findings import Finding
+from verl_ext.report.kinds import named
 from verl_ext.report.run import Report
-from verl_ext.report.summary import NO_STEP, Cell, Dump, Group, Span, named
+from verl_ext.report.summary import NO_STEP, Cell, Dump, Group, Span
 from verl_ext.reward_metrics import Summary
 
 _MOST_VALUES = 16

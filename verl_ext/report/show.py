@@ -19,18 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_ext.report.findings import Finding, causes, steps_of
-from verl_ext.report.read import Faults
 from verl_ext.report.read import Progress as Advance
 from verl_ext.report.run import Report
-from verl_ext.report.summary import MOST_KEYS, Cell, Dump, named
-from verl_ext.report.text import counted, number, share, times, visible
+from verl_ext.report.summary import MOST_KEYS, Cell, Dump
+from verl_ext.report.text import counted, share, visible
+from verl_ext.report.words import VALUES, headline, moments_of, shown_keys, types_of, values_of
 
 _MOST_ROWS = 200
 _MOST_FINDINGS = 40
-_MOST_VALUES = 3
 _LONGEST_KEY = 40
-_LONGEST_VALUE = 24
-VALUES = "mean (min to max), or texts"
 _PLAIN_WIDTH = 240
 """Columns where there is no terminal to ask: no line is broken that a `grep` should find whole."""
 
@@ -67,48 +64,6 @@ def show(report: Report, out: Console) -> None:
         out.print(_table(dump, out))
         _show_further(dump, out)
         _show_findings(found, out)
-
-
-def fault_lines(faults: Faults) -> Iterator[str]:
-    """What is no row, a line each, and how much more of it there is."""
-    yield from map(str, faults.first)
-    if faults.count > len(faults.first):
-        yield f"and {faults.count - len(faults.first):,} more"
-
-
-def headline(dump: Dump) -> str:
-    """The size of a dump in words."""
-    first, last = (dump.spans[0].label[0], dump.spans[-1].label[1]) if dump.spans else ("", "")
-    steps = f" ({first} to {last})" if first != last else f" ({first})" if first else ""
-    size = f"{counted(dump.rows, 'row')} in {counted(dump.step_numbers, 'step')}{steps}"
-    grouped = max((span.steps for span in dump.spans), default=1)
-    return size if grouped == 1 else f"{size}, {grouped} at a time"
-
-
-def values_of(dump: Dump, key: str, total: Cell) -> str:
-    """The mean of a key and its range, and the commonest of its texts with the rows that have them."""
-    values = dump.keys[key]
-    commonest = values.commonest(_MOST_VALUES)
-    found = [times(visible(value, _LONGEST_VALUE), count, values.missed > 0) for value, count in commonest]
-    if len(values) > len(found):
-        found.append("…")
-    return "; ".join(filter(None, (moments_of(total), ", ".join(found))))
-
-
-def moments_of(cell: Cell) -> str:
-    """As `0.5 (0 to 1)`."""
-    numbers = cell.numbers
-    return f"{number(numbers.mean)} ({number(numbers.low)} to {number(numbers.high)})" if numbers.count else ""
-
-
-def shown_keys(dump: Dump) -> list[str]:
-    """Its keys, but for the column that splits it."""
-    return [key for key in dump.keys if not (dump.split and key == dump.by)]
-
-
-def types_of(cell: Cell) -> str:
-    """Of its values, as `bool, float`."""
-    return ", ".join(named(cell.kinds))
 
 
 def _table(dump: Dump, out: Console) -> Table:

@@ -1,22 +1,22 @@
 """What is kept of a dump while its rows stream by: counts and moments by key, step and place, in bounded memory.
 
 A *place* is a value of the column that splits the report, as a data source. The bound, whatever the size of a dump: the
-constants below. 5.3 GB of dumps with 8 keys took 54 MB in all, Python and its libraries among them; a dump that fills
-every one of the constants with four-byte characters took 271 MB. A line of 16 MiB can take 0.4 GB while it is parsed.
+constants here, in `text` and in `values`. 5.3 GB of dumps with 8 keys took 54 MB, Python and its libraries included; a
+dump that fills every one of the constants with four-byte characters took 271 MB. A line of 16 MiB can take 0.4 GB.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
+from verl_ext.report.kinds import FAMILIES, NAN, NUMBERS, TEXTS, kind_of, named
 from verl_ext.report.read import Row
-from verl_ext.report.text import LONGEST_KEPT, encodable, kept
+from verl_ext.report.text import LONGEST_KEPT, kept
+from verl_ext.report.values import Values
 from verl_ext.reward_metrics import Summary, numeric
 
 MOST_KEYS = 1_000
@@ -24,9 +24,6 @@ MOST_KEYS = 1_000
 
 MOST_PLACES = 32
 """Values of the splitting column that are kept apart; further ones are one place, `OTHER`."""
-
-MOST_VALUES = 64
-"""Values of a text key that are counted at a time."""
 
 MOST_CELLS = 100_000
 """Pairs of key and step, in all dumps: beyond it neighbouring steps are put together, two by two and again."""
@@ -42,37 +39,6 @@ SCORE = "score"
 OTHER = "(other)"
 NO_STEP = -1
 """The step of rows that do not say theirs."""
-
-BOOL, INTEGER, LARGE, HUGE, FLOAT, NAN, INFINITE, TEXT, ODD_TEXT, LIST, DICT = (1 << bit for bit in range(11))
-"""What a value may be, as bits: `LARGE` integers are beyond 2**53, `HUGE` beyond int64, `ODD_TEXT` is not in UTF-8."""
-
-INTEGERS = INTEGER | LARGE | HUGE
-FLOATS = FLOAT | NAN | INFINITE
-NUMBERS = BOOL | INTEGERS | FLOATS
-TEXTS = TEXT | ODD_TEXT
-
-TYPES = {"bool": BOOL, "int": INTEGERS, "float": FLOATS, "text": TEXTS, "list": LIST, "dict": DICT}
-FAMILIES = {"number": NUMBERS, "text": TEXTS, "list": LIST, "dict": DICT}
-"""Types between which a key changes; bool, int and float are one, since NumPy and Python count them so."""
-
-_KIND_OF = {bool: BOOL, int: INTEGER, float: FLOAT, str: TEXT, list: LIST, dict: DICT}
-
-
-def kind_of(value: Any) -> int:
-    """The bit for one value of JSON, other than null."""
-    kind = _KIND_OF[type(value)]
-    if kind == INTEGER and not -(2**53) <= value <= 2**53:
-        return LARGE if -(2**63) <= value < 2**63 else HUGE
-    if kind == FLOAT and not math.isfinite(value):
-        return NAN if math.isnan(value) else INFINITE
-    if kind == TEXT and not encodable(value):
-        return ODD_TEXT
-    return kind
-
-
-def named(kinds: int, names: dict[str, int] = TYPES) -> list[str]:
-    """The types that these bits stand for."""
-    return [name for name, bits in names.items() if kinds & bits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,40 +118,6 @@ class Span(Group):
 
 def _label(step: int) -> str:
     return "no step" if step == NO_STEP else str(step)
-
-
-class Values:
-    """The commonest texts of one key, by the frequent-items sketch of Misra and Gries, thinned by the median.
-
-    Any value that more than one row in 32 has is among them; counts are exact until there are more than `MOST_VALUES`
-    different ones, and after that too low by at most `missed`.
-    """
-
-    __slots__ = ("_counts", "missed")
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self.missed = 0
-
-    def add(self, text: str) -> None:
-        """One more row that has it."""
-        if text in self._counts:
-            self._counts[text] += 1
-            return
-        if len(self._counts) == MOST_VALUES:
-            median = sorted(self._counts.values())[MOST_VALUES // 2]
-            self._counts = {value: count - median for value, count in self._counts.items() if count > median}
-            self.missed += median
-        self._counts[text] = 1
-
-    def commonest(self, most: int) -> list[tuple[str, int]]:
-        """The values that more than one row has for certain or, while all are known, any; the commonest first."""
-        least = 1 if not self.missed else 2
-        ranked = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
-        return [(value, count) for value, count in ranked[:most] if count >= least]
-
-    def __len__(self) -> int:
-        return len(self._counts)
 
 
 @dataclass(slots=True)
