@@ -162,7 +162,7 @@ def _columns(outcome: Outcome) -> Table:
 
 def _metrics(outcome: Outcome) -> Table:
     rows = outcome["metrics"]
-    table = Table(title="The metrics that training logs of these rows (+verl_ext.metrics=all)", title_justify="left")
+    table = Table(title="What training logs of these rows (+verl_ext.metrics=all)", title_justify="left")
     for heading in ("key", "data source"):
         table.add_column(heading, overflow="fold")
     for heading in _NUMBERS:
