@@ -50,7 +50,7 @@ $(VENV)/.bench: $(READY)
 	touch $@
 
 docs: .venv/docs/.ready ## the documentation as a site in build/site, warnings as errors
-	@.venv/docs/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet
 
 .venv/docs/.ready: constraints/docs.txt
 	$(PYTHON) -m venv .venv/docs
