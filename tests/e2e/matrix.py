@@ -243,7 +243,10 @@ class FullyAsyncTrainer(separation.WithoutModels, fully_async.Trainer):
             await rollouter.send(samples)
             await self.fit_step()
             self.steps_done += 1
-        self._fit_log_aggregated_training_metrics({})
+        if hasattr(self, "_fit_log_aggregated_training_metrics"):
+            self._fit_log_aggregated_training_metrics({})
+        else:  # verl 0.8 does it where it sends the weights
+            self.logger.log(data=self.metrics_aggregator.get_aggregated_metrics(), step=self.current_param_version)
 
 
 def _fully_async(case: Case, around: Surroundings) -> Run:
