@@ -242,7 +242,7 @@ def _how_loaded() -> tuple[str, str]:
 def _site(report: SiteStatus, error: Exception | None, remedies: Mapping[State, str]) -> Site:
     name, module = report.name, report.module
     if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-        return Site(name, module, ABSENT, f"this verl has no {error.name}")
+        return Site(name, module, ABSENT, f"this verl has no {module.rpartition('.')[2]}")
     if error is not None:
         return Site(name, module, NOT_IMPORTABLE, f"{module}: {_said(error)}", "mend that first, to take this path")
     return Site(name, module, report.state.value, report.detail, remedies.get(report.state, "").format(name=name))
