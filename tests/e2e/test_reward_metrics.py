@@ -67,8 +67,8 @@ def test_a_legacy_run_logs_of_each_step_what_its_samples_say_and_stock_verl_noth
         assert not any(map(logged, fit(of(rows, GSM8K)[: STEPS * PROMPTS]).metrics.values()))
 
 
-def test_a_uniform_run_logs_under_exactly_the_names_of_stock_verl_unless_all_is_asked_for(rows, fit, stock):
-    uniform = of(rows, MATH_DAPO)[: STEPS * PROMPTS]
+def test_a_uniform_run_logs_under_exactly_the_names_of_stock_verl_unless_all_is_asked_for(fit, stock):
+    uniform = [question("returns_reward", number) for number in range(STEPS * PROMPTS)]
     ours, every = fit(uniform), fit(uniform, "+verl_ext.metrics=all")
     with stock():
         theirs = fit(uniform)
