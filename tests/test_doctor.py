@@ -122,8 +122,9 @@ def test_without_verl_it_says_so():
 
 @pytest.fixture
 def unknown_metrics(monkeypatch):
+    metrics = import_module(SITES["metrics"])  # which may be the first import of verl, that activates the plugin
     plugin.deactivate()
-    monkeypatch.setattr(import_module(SITES["metrics"]), "process_validation_metrics", lambda theirs: {})
+    monkeypatch.setattr(metrics, "process_validation_metrics", lambda theirs: {})
     plugin.activate()
     yield
     plugin.deactivate()
