@@ -18,6 +18,7 @@ from verl_ext.errors import shown
 from verl_ext.plugin import _run
 from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
 from verl_ext.plugin._trial import ALIGNED, unless, verls_own
+from verl_ext.plugin.aggregator import data_sources
 
 site = PatchSite(
     name="metrics",
@@ -42,7 +43,7 @@ def _compute_data_metrics(stock: Function) -> Function:
             return metrics
         held = batch.non_tensor_batch
         columns = {key: held[key] for key in batch.meta_info[REWARD_KEYS] if key in held}
-        return {**metrics, **_run.current().metrics.step(columns, held.get("data_source"), len(batch))}
+        return {**metrics, **_run.current().metrics.step(columns, data_sources(batch), len(batch))}
 
     return compute_data_metrics
 
