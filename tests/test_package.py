@@ -164,9 +164,9 @@ def test_verl_is_required_by_extras_alone(metadata):
 def test_the_support_table_names_the_versions_that_have_constraint_files_and_how_each_loads_the_plugin():
     table = re.findall(r"^\| (\d[\d.]*) \|.*\| (.+?) \|$", (SOURCES / "README.md").read_text(), re.MULTILINE)
     pinned = {file.stem.removeprefix("verl-") for file in (SOURCES / "constraints").glob("verl-*.txt")}
-    assert {version for version, _ in table} == pinned
-    for version, loaded_by in table:
-        newer = tuple(map(int, version.split("."))) >= (0, 9)
+    assert {supported for supported, _ in table} == pinned
+    for supported, loaded_by in table:
+        newer = tuple(map(int, supported.split("."))) >= (0, 9)
         assert loaded_by == ("entry point" if newer else "`VERL_USE_EXTERNAL_MODULES`")
 
 
