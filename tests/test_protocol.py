@@ -889,12 +889,13 @@ def test_a_concat_of_plain_batches_runs_verls_own_code(stock_verl: None) -> None
     try:
         DataProto.concat = staticmethod(spy)
         plugin.activate()
+        calls.clear()  # the trials of the agent loop, where that is imported
         assert type(DataProto.concat([plain(["u0"]), plain(["u1"])])) is DataProto
         assert calls == [2]
         DataProto.concat([plain(["u0"]), scored([{}])[:0]])
         assert calls == [2]
-        plugin.deactivate()
     finally:
+        plugin.deactivate()
         DataProto.concat = staticmethod(stock)
 
 
