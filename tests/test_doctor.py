@@ -103,6 +103,19 @@ def test_a_site_that_is_turned_off_is_not_covered_nor_what_needs_it():
     assert marked in (["agent_loop"], ["agent_loop", "fully_async"])
 
 
+def test_a_name_that_is_no_patch_site_is_not_covered_and_is_said_once():
+    code, out, err = doctor(**BY_VARIABLE, VERL_EXT_DISABLE="metric")
+    assert code == 1
+    assert "-> VERL_EXT_DISABLE names no patch site: metric" in unwrapped(out)
+    assert err.count("names no patch site") == 1
+
+
+def test_an_address_at_which_nothing_answers_is_a_named_error_at_once():
+    code, out, err = doctor("--ray", "--address", "127.0.0.1:1", **BY_VARIABLE)
+    assert (code, out) == (2, "")
+    assert "no Ray cluster answers at '127.0.0.1:1': ConnectionRefusedError" in err
+
+
 def test_a_verl_module_that_cannot_be_imported_is_named_with_the_reason_and_is_no_fault():
     code, out, _ = doctor(first="sys.modules['cachetools'] = None", **BY_VARIABLE)
     assert code == 0, out

@@ -67,6 +67,20 @@ def test_the_summaries_of_steps_add_up_to_that_of_all_their_samples_whatever_the
         assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-6)
 
 
+@pytest.mark.parametrize("values", [[math.inf, 1.0], [1.0, math.inf], [math.inf, math.inf], [-math.inf, math.inf]])
+def test_a_sum_with_infinities_has_the_mean_that_all_values_together_have(values):
+    apart = merged_one_by_one(values).metrics("key")["key/mean"]
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_equal(apart, float(np.mean(values)))
+
+
+def merged_one_by_one(values):
+    total = Summary(0)
+    for value in values:
+        total = total + Summary.of(np.array([value]), 1)
+    return total
+
+
 def test_a_sum_shows_nan_and_infinity_of_either_side():
     odd = Summary.of(np.array([math.nan, 1.0]), 2) + Summary.of(np.array([2.0]), 1)
     assert math.isnan(odd.metrics("key")["key/mean"])

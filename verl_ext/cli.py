@@ -68,8 +68,10 @@ def doctor(
     """Say how the plugin was loaded, and what became of every patch site. Exit code 1 if a path is not covered."""
     from verl_ext.doctor import Diagnosis, examine, examine_nodes, told
 
-    nodes = examine_nodes(address) if ray or address else ()
-    found = Diagnosis((examine(), *nodes))
+    try:
+        found = Diagnosis((examine(), *(examine_nodes(address) if ray or address else ())))
+    except VerlExtError as error:
+        raise _failed(error) from None
     typer.echo(dumps(found.as_json(), indent=2) if json else told(found))
     raise typer.Exit(0 if found.covered else 1)
 

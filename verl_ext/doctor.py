@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,8 @@ from textwrap import TextWrapper
 from typing import Any
 
 from verl_ext import __version__
-from verl_ext.plugin import DISABLE, SITES, SiteStatus, State, status
+from verl_ext.errors import VerlExtError, shown
+from verl_ext.plugin import DISABLE, SITES, SiteStatus, State, status, unknown_names
 from verl_ext.plugin.runtime_env import AUTOLOAD, MODULES, PLUGINS, has_entry_points
 
 ABSENT = "absent"
@@ -107,6 +109,9 @@ def examine_nodes(address: str | None) -> Iterator[Process]:
 
     Args:
         address: of a running cluster; `None` for the one that `RAY_ADDRESS` names, or a local one made for this.
+
+    Raises:
+        NoClusterError: nothing answers at the address.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -126,6 +131,7 @@ def examine_nodes(address: str | None) -> Iterator[Process]:
 
     ours = not ray.is_initialized()
     if ours:
+        _refuse_unreachable(address or os.environ.get("RAY_ADDRESS", ""))
         environment = constants_ppo.get_ppo_ray_runtime_env()
         ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     try:
@@ -169,7 +175,8 @@ def told(found: Diagnosis) -> str:
 
 
 def _process_told(places: list[str], process: Process) -> str:
-    lines = [*places[:-1], *_wrapped("" if process.covered else "! ", f"{places[-1]}: {process.loaded}")]
+    mark = "! " if process.remedy or not process.sites else ""
+    lines = [*places[:-1], *_wrapped(mark, f"{places[-1]}: {process.loaded}")]
     if process.remedy:
         lines += _wrapped("  -> ", process.remedy)
     lines += _wrapped("  ", ", ".join(f"{name} {found}" for name, found in process.versions.items() if found))
@@ -193,6 +200,20 @@ def _wrapped(first: str, text: str, following: str | None = None) -> list[str]:
 
 
 # --- finding out -------------------------------------------------------------------------------------------------
+
+
+class NoClusterError(VerlExtError, ConnectionError):
+    """Nothing answers at the address of a Ray cluster."""
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Ray itself goes on trying for many minutes."""
+    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise NoClusterError(f"no Ray cluster answers at {shown(address)}: {_said(error)}") from error
 
 
 def _said(error: BaseException) -> str:
@@ -224,7 +245,8 @@ def _how_loaded() -> tuple[str, str]:
     if AUTOLOAD in sys.modules:
         if all(report.state is State.DISABLED for report in status()):
             return f"loaded, and disabled by {DISABLE}={os.environ.get(DISABLE)}", f"unset {DISABLE}"
-        return f"loaded by {MODULES if named else 'entry point' if has_entry_points() else 'an import'}", ""
+        misspelt = f"{DISABLE} names no patch site: {', '.join(names)}" if (names := unknown_names()) else ""
+        return f"loaded by {MODULES if named else 'entry point' if has_entry_points() else 'an import'}", misspelt
     if named:
         return f"not loaded, although {MODULES} names it", f"`import {AUTOLOAD}` in a Python shell shows the error"
     if not has_entry_points():

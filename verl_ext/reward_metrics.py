@@ -128,7 +128,7 @@ class Summary:
         return Summary(
             rows,
             count,
-            self.mean + apart * other.count / count,
+            self.mean + apart * other.count / count if math.isfinite(apart) else self.mean + other.mean,
             self.deviations + other.deviations + apart * apart * self.count * other.count / count,
             float(np.minimum(self.low, other.low)),  # NaN stays NaN
             float(np.maximum(self.high, other.high)),

@@ -28,8 +28,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(sys.argv[1]) if len(sys.argv) > 1 else made_up(Path(scratch))
         command = [sys.executable, "-m", "verl_ext", "report", str(run), "--json"]
-        report = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    print(json.dumps(report, indent=2)[:2000])
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode == 2:  # nothing to read; the report has said so on standard error
+        sys.exit(2)
+    for dump in json.loads(done.stdout)["dumps"]:
+        for key, found in dump["keys"].items():
+            print(f"{key}: {found['present']} of {dump['rows']} rows")
+        for finding in dump["findings"]:
+            print(f"! {finding['key']} {finding['kind']}: {finding['text']}")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ HELD = {name: module for name, module in SITES.items() if importable(module)}
 OF_SOME_VERSIONS = {
     "AgentLoopWorker._compute_score",
     "AgentLoopOutput.as_dict",
+    "RayPPOTrainer._init_dump_executor",
     "RayPPOTrainer._write_generations",
     "RayPPOTrainer._dump_generations",
     *(["run_ppo"] if "main_ppo_sync" not in HELD else []),

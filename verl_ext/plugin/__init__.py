@@ -15,7 +15,7 @@ from types import ModuleType
 
 import wrapt
 
-from verl_ext.plugin._site import PatchSite, State, log
+from verl_ext.plugin._site import PatchSite, State, warn_once
 
 __all__ = ["SITES", "SiteStatus", "State", "activate", "deactivate", "status"]
 
@@ -132,13 +132,21 @@ def _apply(site: PatchSite, module: ModuleType) -> None:
             site.state, site.detail = State.DISABLED, why
 
 
+def unknown_names() -> list[str]:
+    """What `VERL_EXT_DISABLE` names that is no patch site."""
+    return sorted(_named() - SITES.keys())
+
+
 def _disabled() -> set[str]:
+    if unknown := unknown_names():
+        warn_once((DISABLE, *unknown), f"{DISABLE} names no patch site: {unknown}; there are {sorted(SITES)}")
+    return _named() & SITES.keys()
+
+
+def _named() -> set[str]:
     setting = os.environ.get(DISABLE, "").strip().lower()
     if setting in ("", "0", "false", "no", "off"):
         return set()
     if setting in ("1", "true", "yes", "on", "all"):
         return set(SITES)
-    names = {name.strip() for name in setting.split(",") if name.strip()}
-    if unknown := names - SITES.keys():
-        log.warning("verl-ext: %s names no patch site: %s; there are %s", DISABLE, sorted(unknown), sorted(SITES))
-    return names & SITES.keys()
+    return {name.strip() for name in setting.split(",") if name.strip()}
