@@ -98,3 +98,12 @@ def test_a_value_that_is_no_finite_number_is_refused_with_its_row_even_with_a_fi
     column[1] = value
     with pytest.raises(MissingRewardError, match=r"'acc' is .* in row 1 \(data source 'math'\)"):
         training_values("acc", column, 2, Settings({"acc": 0.0}), ["gsm8k", "math"])
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 10**39, 10**400, float("inf")])
+def test_a_component_or_a_fill_that_float32_cannot_hold_is_refused(value):
+    column = np.array([value, 1.0], dtype=object)
+    with pytest.raises(MissingRewardError, match="must be a finite number to train on, in float32"):
+        training_values("acc", column, 2, Settings(), None)
+    with pytest.raises(SettingsError, match="finite number"):
+        Settings.of({"verl_ext": {"fill": {"acc": value}}})

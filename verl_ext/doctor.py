@@ -11,6 +11,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -90,17 +91,17 @@ class Diagnosis:
 
 def examine(where: str = "this process") -> Process:
     """What this process has; it imports verl, and every verl module that a patch site is for."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # what others print is no part of a report
         warnings.simplefilter("ignore")
         try:
             import verl  # noqa: F401 - it loads the plugin, or does not
         except Exception as error:
-            return Process(
-                where, f"verl cannot be imported: {_said(error)}", "install verl, 0.7.1 or newer", _versions()
-            )
-        missing = {name: _import_error(module) for name, module in SITES.items()}
+            missing = isinstance(error, ModuleNotFoundError) and error.name == "verl"
+            remedy = "install verl, 0.7.1 or newer" if missing else "mend that first: `import verl` in a Python shell"
+            return Process(where, f"verl cannot be imported: {_said(error)}", remedy, _versions())
+        errors = {name: _import_error(module) for name, module in SITES.items()}
     loaded, remedy = _how_loaded()
-    sites = tuple(_site(report, missing[report.name], {} if remedy else _REMEDIES) for report in status())
+    sites = tuple(_site(report, errors[report.name], {} if remedy else _REMEDIES) for report in status())
     return Process(where, loaded, remedy, _versions(), sites)
 
 
@@ -113,9 +114,13 @@ def examine_nodes(address: str | None) -> Iterator[Process]:
     Raises:
         NoClusterError: nothing answers at the address.
     """
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-    from verl.trainer import constants_ppo
+    try:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        from verl.trainer import constants_ppo
+    except Exception as error:
+        yield Process("Ray workers", f"cannot be asked: {_said(error)}", "mend that first")
+        return
 
     def look(where: str) -> Any:
         # Nested on purpose: Ray sends it by value, so that it runs where verl-ext is not even installed.

@@ -215,6 +215,10 @@ class RewardMetrics:
         summaries: dict[tuple[Place, str], Summary] = {}
         for key, column in columns.items():
             if key in self.texts:
+                if not any(isinstance(value, str) for value in column) and present(column).any():
+                    self.warn(
+                        ("text", key), f"text_metrics names {shown(key)}, whose values are no text: only text counts"
+                    )
                 summaries.update({(place, key): self._shares(key, column, at) for place, at in places.items()})
             elif (found := self._numbers(key, column, sources)) is not None:
                 values, mask = found
@@ -242,7 +246,10 @@ class RewardMetrics:
 
     def logged(self, step: Step) -> dict[str, float]:
         """The metrics of one step, or of several together, by name: of every series that the run has begun."""
-        keys = [*(key for key, lacked in self._lacked.items() if lacked or self.which == "all"), *self.texts]
+        keys = [
+            *(key for key, lacked in self._lacked.items() if lacked or self.which == "all"),
+            *dict.fromkeys(self.texts),
+        ]
         places = [None, *(self._sources if len(self._sources) > 1 else ())]
         metrics: dict[str, float] = {}
         for key in keys:

@@ -73,7 +73,7 @@ def _fill_value(key: str, value: Any) -> float:
             f"{SECTION}.fill.{shown(key)[1:-1]} is {shown(value)}, not a number. For a key with a dot in it, write "
             f"{_spelling(f'{key}.{inner}')}"
         )
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not _is_finite(value):
         raise SettingsError(f"{SECTION}.fill for {shown(key)} is {shown(value)}; it must be a finite number")
     return float(value)
 
@@ -136,7 +136,7 @@ def training_values(key: str, column: Any, rows: int, settings: Settings, data_s
         if value is not None and not _is_finite(value):
             raise MissingRewardError(
                 f"the reward component {shown(key)} is {shown(value)} in row {row}{_source(data_sources, row)}: it "
-                "must be a finite number to train on. NaN would reach every advantage of its group"
+                "must be a finite number to train on, in float32. NaN would reach every advantage of its group"
             )
     if not missing.any():
         return column
@@ -150,7 +150,12 @@ def training_values(key: str, column: Any, rows: int, settings: Settings, data_s
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) and math.isfinite(value)
+    """Whether a value is a number that stays finite as float32, in which verl trains."""
+    number = isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating)
+    return number and bool(abs(value) <= _LARGEST)
+
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def _source(data_sources: Sequence[Any] | None, row: int) -> str:

@@ -4,6 +4,7 @@ The copies of verl's own functions are doctored at run time: mended, renamed, or
 """
 
 import asyncio
+import functools
 import inspect
 import logging
 import re
@@ -12,7 +13,7 @@ import traceback
 from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,6 +90,19 @@ UNION_OF_KEYS = (
 )
 
 
+def as_if_of(module, function):
+    """A function as if it were defined in a module of verl's: no trial runs what is another's."""
+    theirs = FunctionType(
+        function.__code__,
+        {**function.__globals__, "__name__": module},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    theirs.__module__ = module
+    return theirs
+
+
 def concat_by_union(data):
     return SparseDataProto.concat([as_sparse(batch) for batch in data])
 
@@ -108,7 +122,7 @@ def test_a_reward_loop_that_aligns_keys_by_itself_is_left_to_verl_and_said(docto
 def test_an_agent_loop_that_aligns_keys_in_workers_and_between_them_is_left_to_verl_and_so_is_fully_async(
     doctored, monkeypatch
 ):
-    monkeypatch.setattr(DataProto, "concat", staticmethod(concat_by_union))
+    monkeypatch.setattr(DataProto, "concat", staticmethod(as_if_of("verl.protocol", concat_by_union)))
     report = doctored("agent_loop", AgentLoopWorker___postprocess=mended(*UNION_OF_KEYS))
     for target in ("AgentLoopWorker._postprocess", "AgentLoopManager.generate_sequences"):
         assert f"{target} (not needed)" in report.detail
@@ -130,7 +144,8 @@ def test_a_gdpo_that_keeps_nan_out_is_left_to_verl(doctored):
 
 def test_validation_metrics_that_average_what_is_there_are_left_to_verl(doctored):
     def mend(function):
-        return import_module("verl_ext.plugin.metrics")._process_validation_metrics.teach(function)
+        taught = import_module("verl_ext.plugin.metrics")._process_validation_metrics.teach(function)
+        return as_if_of(SITES["metrics"], taught)
 
     report = doctored("metrics", process_validation_metrics=mend)
     assert report.stands
@@ -204,6 +219,21 @@ def test_a_v1_trainer_that_hands_rewards_on_by_itself_is_left_to_verl(mended, le
     assert report.stands
     unneeded = {part.removesuffix(" (not needed)") for part in report.detail.split(", ") if "(not needed)" in part}
     assert unneeded == left & taught
+
+
+def test_a_wrapper_of_others_is_never_run_for_a_trial(doctored):
+    called = []
+
+    def wrap(function):
+        @functools.wraps(function)
+        def theirs(*args, **kwargs):
+            called.append(args)
+            return function(*args, **kwargs)
+
+        return theirs
+
+    report = doctored("reward_loop", RewardLoopManager__compute_rm_score=wrap)
+    assert (report.state, called) == (State.ACTIVE, [])
 
 
 def test_seeing_replaces_names_of_the_module_and_built_in_ones_for_a_copy_only():

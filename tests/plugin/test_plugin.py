@@ -810,6 +810,17 @@ def test_activation_again_under_the_wrapper_of_others_wraps_nothing_twice():
     assert module.Batch.union(1, 2) == ("theirs", "taught", 1, 2)
 
 
+def test_activation_again_under_a_wrapper_that_hides_ours_acts_once():
+    module, site = made_up_module(), made_up_site()
+    site.apply(module)
+    ours = module.Batch.union
+    module.Batch.union = lambda self, other: ("theirs", *ours(self, other))
+    site.undo()
+    site.state = State.WAITING
+    site.apply(module)
+    assert module.Batch.union(1, 2) == ("taught", "theirs", 1, 2)
+
+
 def test_subclasses_that_were_defined_before_activation_are_taught_by_what_they_inherit_and_call():
     module, site = made_up_module(), made_up_site()
 

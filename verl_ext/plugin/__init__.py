@@ -64,9 +64,6 @@ def activate() -> None:
     Doing it twice changes nothing. Sites named in `VERL_EXT_DISABLE` are left out.
     """
     off = _disabled()
-    for module in SITES.values():
-        if sys.modules.get(module) is not None:
-            import_module(module)  # waits for a thread that is in the midst of it: half a module is an unknown one
     with _lock:
         for name, module in SITES.items():
             site = _sites.get(name)
@@ -74,11 +71,13 @@ def activate() -> None:
                 continue
             if site is None:
                 site = _sites[name] = import_module(f"{__name__}.{name}").site
-                site.state = State.WAITING
                 wrapt.register_post_import_hook(_apply_on_import, module)
-            else:
-                site.state = State.WAITING
-                _apply_if_imported(site)
+            site.state = State.WAITING
+    for name, module in SITES.items():
+        if name not in off and sys.modules.get(module) is not None:
+            import_module(module)  # waits for a thread that is in the midst of it: half a module is an unknown one
+            with _lock:
+                _apply_if_imported(_sites[name])
 
 
 def deactivate() -> None:

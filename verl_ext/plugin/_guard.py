@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import UnsupportedVerlError, shown
@@ -48,7 +51,7 @@ def refusing_missing_components(site: PatchSite, module: ModuleType) -> Places:
         keys = next((keys for value in values if (keys := _components(value))), ())
         for value in values:
             for key in keys if isinstance(value, Mapping) else ():
-                if key in value and None in list(value[key]):
+                if key in value and any(one is None or one != one for one in np.asarray(value[key], object).ravel()):
                     raise _unsupported(
                         site, f"the reward component {shown(key)}, which some samples lack, would be NaN in advantages"
                     )
@@ -121,6 +124,9 @@ class _WatchedRay:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ray, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return import_module, ("ray",)  # in another process, Ray itself
 
     def get(self, *args: Any, **kwargs: Any) -> Any:
         """As `ray.get`."""

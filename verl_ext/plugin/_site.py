@@ -209,20 +209,23 @@ class PatchSite:
             raise UnknownVerlError(f"{patch.target} cannot be taught: {error!r}") from error
         if inspect.iscoroutinefunction(taught) != inspect.iscoroutinefunction(function):
             raise UnknownVerlError(f"{patch.target} changed between plain and coroutine function")
-        taught = self._while_active(taught, function)
+        taught = self._while_active(patch, taught, function)
         # A plain function under verl's own name, not a proxy object: it must pickle by reference.
         functools.update_wrapper(taught, function)
         setattr(taught, MARK, self.name)
         return taught
 
-    def _while_active(self, taught: Function, stock: Function) -> Function:
-        """`taught`, that is `stock` whenever the site does not stand: others may have wrapped it and hold it still."""
+    def _while_active(self, patch: Patch, taught: Function, stock: Function) -> Function:
+        """`taught`, that is `stock` whenever the site does not stand, or has made another since: others may hold it."""
+
+        def acting(ours: Function) -> Function:
+            return taught if self.state is State.ACTIVE and self._made[patch][1] is ours else stock
 
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
-            return await (taught if self.state is State.ACTIVE else stock)(*args, **kwargs)
+            return await acting(coroutine)(*args, **kwargs)
 
         def plain(*args: Any, **kwargs: Any) -> Any:
-            return (taught if self.state is State.ACTIVE else stock)(*args, **kwargs)
+            return acting(plain)(*args, **kwargs)
 
         if inspect.iscoroutinefunction(taught):
             return coroutine

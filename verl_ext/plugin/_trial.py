@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from verl_ext.plugin._site import taught_by
+from verl_ext.plugin._site import UnknownVerlError, taught_by
 
 MIXED_ROWS: tuple[dict[str, Any], ...] = ({}, {"found": 1.0})
 """Two samples, of which only the second has a key."""
@@ -39,10 +39,17 @@ def unless(works: Callable[[ModuleType], bool]) -> Callable[[ModuleType], bool]:
 
 
 def verls_own(owner: Any, name: str) -> Any:
-    """verl's own function at `owner.name`, whether it is taught by now or not."""
+    """verl's own function at `owner.name`, whether it is taught by now or not.
+
+    Raises:
+        UnknownVerlError: another's function stands there, which must not be run for a trial.
+    """
     function: Any = getattr(owner, name)
-    while taught_by(function) is not None:
+    while taught_by(function) is not None and function.__globals__["__name__"].startswith("verl_ext."):
         function = function.__wrapped__
+    home = getattr(function, "__globals__", {}).get("__name__")
+    if home is None or home != function.__module__:
+        raise UnknownVerlError(f"{name} is not verl's own")
     return function
 
 

@@ -74,7 +74,7 @@ def aligns_keys(module: Any) -> bool:
 
     worker, postprocess = _Sample({}), verls_own(module.AgentLoopWorker, "_postprocess")
     together = postprocess(worker, [_Sample(row) for row in MIXED_ROWS])
-    apart = DataProto.concat([postprocess(worker, [_Sample(row)]) for row in MIXED_ROWS])
+    apart = verls_own(DataProto, "concat")([postprocess(worker, [_Sample(row)]) for row in MIXED_ROWS])
     return aligned(together) and aligned(apart)
 
 

@@ -279,12 +279,23 @@ def _compute_reward_colocate(stock: Function) -> Function:
             result = stock(self, batch, *args, **kwargs)
         finally:
             self.reward_loop_manager = manager
-        rows = [row or {} for row in getattr(recording.scored, ROWS, [{}] * len(batch.keys))]
         extra_fields = column_of(tq.kv_batch_get(**queue, select_fields=["extra_fields"]), "extra_fields")
+        earned = zip(reward_rows(extra_fields), _rows_scored(recording.scored), strict=True)
+        rows = [{**own, **row} for own, row in earned]
         tq.kv_batch_put(**queue, fields=tu.get_tensordict({"extra_fields": with_rewards(extra_fields, rows)}))
         return result
 
     return _compute_reward_colocate
+
+
+def _rows_scored(scored: Any) -> list[Fields]:
+    """The reward dicts of what a manager has scored: as they came, or of the columns where it hands on nothing else."""
+    if hasattr(scored, ROWS):
+        return [row or {} for row in getattr(scored, ROWS)]
+    columns = {key: scored.non_tensor_batch[key].tolist() for key in scored.meta_info.get("reward_extra_keys", ())}
+    return [
+        {key: values[row] for key, values in columns.items() if values[row] is not None} for row in range(len(scored))
+    ]
 
 
 # --- metrics -----------------------------------------------------------------------------------------------------
