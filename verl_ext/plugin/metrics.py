@@ -147,16 +147,8 @@ def _kind(values: Sequence[Any]) -> str:
     if texts == len(present):
         return TEXT if texts == len(values) else SPARSE_TEXT
     if counted < len(present):
-        return NUMBERS if len(present) == len(values) and _averages_as_numbers(values) else MIXED
+        return MIXED
     return NUMBERS if len(present) == len(values) else SPARSE
-
-
-def _averages_as_numbers(values: Sequence[Any]) -> bool:
-    """Whether verl can average values that are no numbers, as lists of numbers of one length."""
-    try:
-        return np.array(values).dtype.kind in "biuf"
-    except (ValueError, TypeError, RuntimeError):  # ragged, or what NumPy cannot take
-        return False
 
 
 def _failed_sessions(counts: Mapping[tuple[str, str], int], uids: Iterable[Any]) -> dict[str, int]:
