@@ -6,6 +6,7 @@ VENV := .venv/verl-$(VERL)
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints/verl-$(VERL).txt
 READY := $(VENV)/.ready
+INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test matrix e2e bench docs dist lint format constraints clean
@@ -19,7 +20,7 @@ $(READY): $(CONSTRAINTS) setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "verl-ext needs Python >= 3.10")'
 	@echo "Setting up $(VENV): about 2 GB from the package registry, some minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) verl==$(VERL) -e '.[test,lint]'
+	$(BIN)/python $(INSTALL) -c $(CONSTRAINTS) verl==$(VERL) -e '.[test,lint]'
 	touch $@
 
 # verl before 0.9 knows no entry points.
@@ -46,7 +47,7 @@ bench: $(VENV)/.bench ## ours beside stock, the plain union and data frames, in 
 
 # In the same environment, under the same constraints: what the tests run on stays as it is.
 $(VENV)/.bench: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[bench]'
+	$(BIN)/python $(INSTALL) -c $(CONSTRAINTS) -e '.[bench]'
 	touch $@
 
 docs: .venv/docs/.ready ## the documentation as a site in build/site, warnings as errors
@@ -54,14 +55,14 @@ docs: .venv/docs/.ready ## the documentation as a site in build/site, warnings a
 
 .venv/docs/.ready: constraints/docs.txt
 	$(PYTHON) -m venv .venv/docs
-	.venv/docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv/docs/bin/python $(INSTALL) -r $<
 	touch $@
 
 dist: $(READY) ## the wheel and the sdist in dist/, each tried in an empty environment
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python $(INSTALL) build
 	rm -rf dist && $(BIN)/python -m build --outdir dist . >/dev/null
-	@for file in dist/*; do $(PYTHON) -m venv --clear build/try && build/try/bin/python -m pip install --quiet \
-		--disable-pip-version-check -c $(CONSTRAINTS) "$$file[cli]" && (cd build && try/bin/python ../tests/smoke.py) || exit 1; done
+	@for file in dist/*; do $(PYTHON) -m venv --clear build/try && build/try/bin/python $(INSTALL) \
+		-c $(CONSTRAINTS) "$$file[cli]" && (cd build && try/bin/python ../tests/smoke.py) || exit 1; done
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .

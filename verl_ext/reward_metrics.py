@@ -135,6 +135,16 @@ class Summary:
             texts,
         )
 
+    @property
+    def std(self) -> float:
+        """The standard deviation of the values; there must be some."""
+        return math.sqrt(self.deviations / self.count)
+
+    @property
+    def moments(self) -> dict[str, float]:
+        """Mean, standard deviation and range of the values; there must be some."""
+        return {"mean": self.mean, "std": self.std, "min": self.low, "max": self.high}
+
     def metrics(self, name: str) -> dict[str, float]:
         """As they are logged: no mean and no shares where there is nothing to average."""
         counts = {f"{name}/count": float(self.count), f"{name}/coverage": self.count / self.rows if self.rows else 0.0}
@@ -142,8 +152,7 @@ class Summary:
             return counts
         if self.low > self.high:
             return counts | {f"{name}/share/{text}": count / self.count for text, count in self.texts.items()}
-        moments = {"mean": self.mean, "std": math.sqrt(self.deviations / self.count), "min": self.low, "max": self.high}
-        return {**{f"{name}/{moment}": value for moment, value in moments.items()}, **counts}
+        return {**{f"{name}/{moment}": value for moment, value in self.moments.items()}, **counts}
 
 
 Place: TypeAlias = str | None

@@ -1,7 +1,6 @@
 """The metrics of reward keys that verl's default trainer logs, against the dicts that the scorers returned."""
 
 import ast
-from functools import partial
 
 import pytest
 from plain_series import logged, series
@@ -12,43 +11,10 @@ if STOCK is None:
     pytest.skip("verl before 0.8 has no trainer on TransferQueue", allow_module_level=True)
 pytest.importorskip("transfer_queue", reason="verl's v1 trainer needs TransferQueue")
 
-import transfer_queue as tq
-
 from e2e_v1 import v1
 from e2e_v1.v1 import planned
-from verl_ext.demo import rig
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return rig.build_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def workers(model_dir):
-    """Worker processes with the plugin; where the trainer's process has it not, they act on no mark."""
-    config = v1.v1_config(model_dir)
-    with rig.local_ray():
-        v1.open_queue(config)
-        workers = v1.Workers(config, plugin=True, agent_loop_workers=2)
-        yield workers.wait()
-        workers.close()
-        tq.close()
-
-
-@pytest.fixture
-def ours(workers, model_dir, tmp_path):
-    return partial(v1.run, workers=workers, model_dir=model_dir, root=tmp_path)
-
-
-@pytest.fixture
-def theirs(workers, model_dir, tmp_path):
-    """Stock verl in the trainer's process, which alone logs."""
-    stock = v1.copy.copy(workers)
-    stock.plugin = False
-    return partial(v1.run, workers=stock, model_dir=model_dir, root=tmp_path)
 
 
 DENSE = [
@@ -80,7 +46,7 @@ NO_VALIDATION = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
 
 
 @pytest.mark.parametrize("mode", v1.form.MODES)
-def test_a_run_logs_of_each_step_what_its_samples_say_from_the_step_on_that_lacks_a_key(mode, ours, theirs):
+def test_a_run_logs_of_each_step_what_its_samples_say_from_the_step_on_that_lacks_a_key(mode, ours, stock):
     mixed, modes = [*DENSE[:2], *SPARSE[:2]], [*v1.form.MODES[mode], *NO_VALIDATION]
     expected = list(series([samples(*mixed[:2]), samples(*mixed[2:])]))
     assert expected[0] == {}
@@ -88,15 +54,15 @@ def test_a_run_logs_of_each_step_what_its_samples_say_from_the_step_on_that_lack
     overrides = in_batches_of(2, *modes)
     assert of_steps(ours(train=mixed, overrides=overrides), 2) == [pytest.approx(step) for step in expected]
     if mode == "sync":
-        assert of_steps(theirs(train=mixed, overrides=overrides), 2) == [{}, {}]
+        assert of_steps(stock(train=mixed, overrides=overrides), 2) == [{}, {}]
 
 
-def test_what_verl_adds_to_fill_up_the_batch_counts_for_nothing_and_makes_no_uniform_run_sparse(ours, theirs):
+def test_what_verl_adds_to_fill_up_the_batch_counts_for_nothing_and_makes_no_uniform_run_sparse(ours, stock):
     overrides = ["actor_rollout_ref.actor.ppo_mini_batch_size=2"]  # of three prompts: one is added
     run = ours(train=DENSE[:3], overrides=[*overrides, "+verl_ext.metrics=all"])
     assert logged(run.step()) == pytest.approx(next(series([samples(*DENSE[:3])], every_key=True)))
     assert len(run.rollout_dump()) == 8
-    uniform = [start(train=DENSE[:3], overrides=overrides).step() for start in (ours, theirs)]
+    uniform = [start(train=DENSE[:3], overrides=overrides).step() for start in (ours, stock)]
     assert uniform[0].keys() == uniform[1].keys()
 
 

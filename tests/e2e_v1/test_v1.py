@@ -9,7 +9,6 @@ import logging
 import math
 import re
 from contextlib import contextmanager, nullcontext
-from functools import partial
 
 import pytest
 
@@ -19,12 +18,9 @@ if STOCK is None:
     pytest.skip("verl before 0.8 has no trainer on TransferQueue", allow_module_level=True)
 pytest.importorskip("transfer_queue", reason="verl's v1 trainer needs TransferQueue")
 
-import transfer_queue as tq
-
 from e2e_v1 import v1
 from e2e_v1.v1 import planned, recorded
 from verl_ext import FieldCollisionError, PluginMissingError
-from verl_ext.demo import rig
 from verl_ext.demo.data import read_rows
 from verl_ext.errors import VerlExtError
 
@@ -36,39 +32,6 @@ needs_colocated_reward = pytest.mark.skipif(
     not STOCK.scores_colocated, reason="this verl's _compute_reward_colocate is a stub that raises NotImplementedError"
 )
 needs_group_filter = pytest.mark.skipif(not STOCK.filters_groups, reason="this verl's trainer has no group filter")
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return rig.build_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def processes(model_dir):
-    """Ray, TransferQueue and the worker processes: without the plugin, and with it."""
-    config = v1.v1_config(model_dir)
-    with rig.local_ray():
-        v1.open_queue(config)
-        both = {
-            plugin: v1.Workers(config, plugin=plugin, agent_loop_workers=count)
-            for plugin, count in ((False, 1), (True, 2))
-        }
-        yield {plugin: workers.wait() for plugin, workers in both.items()}
-        for workers in both.values():
-            workers.close()
-        tq.close()
-
-
-@pytest.fixture
-def stock(processes, model_dir, tmp_path):
-    """A function from rows and overrides to a `Run` on stock verl."""
-    return partial(v1.run, workers=processes[False], model_dir=model_dir, root=tmp_path)
-
-
-@pytest.fixture
-def ours(processes, model_dir, tmp_path):
-    """The same with the plugin."""
-    return partial(v1.run, workers=processes[True], model_dir=model_dir, root=tmp_path)
 
 
 @pytest.fixture(scope="module")

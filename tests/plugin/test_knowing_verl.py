@@ -12,13 +12,13 @@ import textwrap
 import traceback
 from functools import reduce
 from importlib import import_module
-from importlib.util import find_spec
 from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
 import torch
+from held import HELD
 from verl.protocol import DataProto
 
 from verl_ext import SparseDataProto, UnsupportedVerlError, plugin
@@ -26,13 +26,6 @@ from verl_ext.plugin import SITES, State
 from verl_ext.plugin._trial import MIXED_ROWS, mentions, seeing, verls_own
 from verl_ext.plugin.agent_loop import _Sample
 from verl_ext.protocol import as_sparse
-
-
-def importable(module):
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def report_of(name):
@@ -190,7 +183,7 @@ def test_a_trial_runs_verls_own_code_to_the_fault_and_does_not_stumble_before(na
         assert "found" in str(fault) or isinstance(fault, TypeError)
 
 
-V1 = next((name for name in ("trainer_v1", "main_ppo_sync") if importable(SITES[name])), None)
+V1 = next((name for name in ("trainer_v1", "main_ppo_sync") if name in HELD), None)
 
 
 def mentioning(function):
@@ -363,7 +356,7 @@ def test_a_mixed_chunk_of_an_unknown_agent_loop_is_refused_where_it_becomes_a_ba
         worker.into_batch(_Sample({}), samples[1])
 
 
-@pytest.mark.skipif(not importable(SITES["fully_async"]), reason="verl 0.7 has no fully-async code")
+@pytest.mark.skipif("fully_async" not in HELD, reason="verl 0.7 has no fully-async code")
 def test_a_mixed_sample_of_an_unknown_fully_async_rollouter_is_refused_by_what_its_batch_still_holds(
     doctored, monkeypatch
 ):

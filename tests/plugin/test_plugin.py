@@ -15,29 +15,19 @@ from collections import Counter
 from functools import reduce
 from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import cloudpickle
 import pytest
+from held import HELD
 
 from verl_ext import plugin
 from verl_ext.plugin import SITES, State
 from verl_ext.plugin._site import REST, PatchSite, taught_by
+from verl_ext.plugin._trial import unless
 
 WITH_ENTRY_POINTS = tuple(map(int, version("verl").split(".")[:2])) >= (0, 9)
-
-
-def importable(module):
-    """Whether this verl has the module."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-HELD = {name: module for name, module in SITES.items() if importable(module)}
 OF_SOME_VERSIONS = {
     "AgentLoopWorker._compute_score",
     "AgentLoopOutput.as_dict",
@@ -743,6 +733,21 @@ def test_a_patch_that_is_not_needed_is_left_out_and_status_says_so():
     site.apply(module)
     assert site.state is State.ACTIVE
     assert site.detail.endswith("Batch.score, Batch.gone (not needed)")
+
+
+def test_patches_that_hang_together_ask_verls_module_once():
+    asked = []
+
+    def works(module):
+        asked.append(module)
+        return False
+
+    module, site = made_up_module(), PatchSite("made_up", "verl.made_up", "rows are lost", State.WAITING)
+    for target, parameters in (("Batch.union", ("self", "other")), ("advantages", ("scores", "mask"))):
+        site.wraps(target, *parameters, needed=unless(works))(lambda stock: lambda *args: stock(*args))
+    site.apply(module)
+    assert (site.state, site.detail) == (State.ACTIVE, "Batch.union, advantages")
+    assert asked == [module]
 
 
 def test_a_second_patch_of_the_same_function_is_refused_by_name(caplog):

@@ -250,10 +250,9 @@ def agent_loop_manager(config: DictConfig, client: RecordedClient, reward_handle
 
     The handles are a reward loop manager's `reward_loop_workers`. Call it from plain code or inside a loop.
     """
-    manager_class, _ = agent_loop_classes()
-    return manager_class.create(
-        config, llm_client=client, reward_loop_worker_handles=None if reward_handles is None else list(reward_handles)
-    )
+    from verl.experimental.agent_loop import AgentLoopManager
+
+    return _created(AgentLoopManager, config, client, reward_handles)
 
 
 def has_fully_async() -> bool:
@@ -265,11 +264,16 @@ def fully_async_manager(config: DictConfig, client: RecordedClient, reward_handl
     """verl's `FullyAsyncAgentLoopManager`: as `agent_loop_manager`, and it also takes samples one by one."""
     from verl.experimental.fully_async_policy.fully_async_rollouter import FullyAsyncAgentLoopManager
 
-    manager_class = FullyAsyncAgentLoopManager
+    return _created(FullyAsyncAgentLoopManager, config, client, reward_handles)
+
+
+def _created(
+    manager_class: Any, config: DictConfig, client: RecordedClient, reward_handles: Sequence[Any] | None
+) -> Any:
     if not _tells_rows_apart():
         from verl_ext.demo import older
 
-        manager_class = older.with_older_workers(FullyAsyncAgentLoopManager)
+        manager_class = older.with_older_workers(manager_class)
     return manager_class.create(
         config, llm_client=client, reward_loop_worker_handles=None if reward_handles is None else list(reward_handles)
     )

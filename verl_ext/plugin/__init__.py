@@ -75,9 +75,9 @@ def activate() -> None:
             site.state = State.WAITING
     for name, module in SITES.items():
         if name not in off and sys.modules.get(module) is not None:
-            import_module(module)  # waits for a thread that is in the midst of it: half a module is an unknown one
+            whole = import_module(module)  # waits for a thread that is in the midst of it: half a one is unknown code
             with _lock:
-                _apply_if_imported(_sites[name])
+                _apply(_sites[name], whole)
 
 
 def deactivate() -> None:
@@ -111,12 +111,6 @@ def _apply_on_import(module: ModuleType) -> None:
         for site in _sites.values():
             if site.module == module.__name__:
                 _apply(site, module)
-
-
-def _apply_if_imported(site: PatchSite) -> None:
-    module = sys.modules.get(site.module)
-    if module is not None:
-        _apply(site, module)
 
 
 def _apply(site: PatchSite, module: ModuleType) -> None:

@@ -150,7 +150,10 @@ class PatchSite:
         if self.state is not State.WAITING:
             return
         try:
-            wanted = [patch for patch in self._patches if patch.needed is None or patch.needed(module)]
+            # Patches that hang together ask the same question, which may take a run of verl's own code: once.
+            questions = dict.fromkeys(patch.needed for patch in self._patches)
+            answers = {needed: needed is None or needed(module) for needed in questions}
+            wanted = [patch for patch in self._patches if answers[patch.needed]]
             places = [(patch, *patch.locate(module)) for patch in wanted]
             for patch, owner, name, standing, function in places:
                 if self._stands_under(patch, function):

@@ -25,6 +25,7 @@ def aligned(batch: Any) -> bool:
     return "found" in columns and bool(columns["found"].tolist() == ALIGNED)
 
 
+@functools.cache  # the same question is the same object: a site asks it once
 def unless(works: Callable[[ModuleType], bool]) -> Callable[[ModuleType], bool]:
     """For `needed`: a patch is, unless a trial proves that verl does right by itself; also where the trial fails."""
 

@@ -39,20 +39,24 @@ def _writes_in_the_background(module: Any) -> bool:
     return hasattr(getattr(module, "RayPPOTrainer", None), "_write_generations")
 
 
-@site.wraps("RayPPOTrainer.__init__", "self", "config", REST)
-def _init(stock: Function) -> Function:
+def beginning_run(stock: Function) -> Function:
+    """The `__init__` of a trainer of verl's, such that a run begins with it."""
+
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        begin_run(self, config)
+        _begin_run(self, config)
         stock(self, config, *args, **kwargs)
 
     return init
+
+
+site.wraps("RayPPOTrainer.__init__", "self", "config", REST)(beginning_run)
 
 
 @site.wraps("RayPPOTrainer._init_dump_executor", "self", needed=_writes_in_the_background)
 def _init_dump_executor(stock: Function) -> Function:
     def _init_dump_executor(self: Any) -> Any:
         # The first that every constructor calls: those of fully async's trainer and rollouter skip RayPPOTrainer's.
-        begin_run(self, self.config)
+        _begin_run(self, self.config)
         return stock(self)
 
     return _init_dump_executor
@@ -67,7 +71,7 @@ def _fit(stock: Function) -> Function:
     return fit
 
 
-def begin_run(trainer: Any, config: Any) -> None:
+def _begin_run(trainer: Any, config: Any) -> None:
     """Refuse wrong settings by name at start, and warn of those that nothing will read."""
     settings = _run.of(trainer, config).settings
     group_filter = config.algorithm.get("filter_groups", None) or {}

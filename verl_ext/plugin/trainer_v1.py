@@ -22,7 +22,7 @@ from verl_ext.plugin.advantage import component_keys
 from verl_ext.plugin.agent_loop import UNSCORED
 from verl_ext.plugin.agent_loop import site as agent_loop
 from verl_ext.plugin.reward_loop import ROWS
-from verl_ext.plugin.trainer import OWN_METRIC, begin_run, kept_apart
+from verl_ext.plugin.trainer import OWN_METRIC, beginning_run, kept_apart
 from verl_ext.reward_metrics import RewardMetrics
 from verl_ext.schema import assemble_reward_extra_info
 
@@ -107,14 +107,7 @@ def _refuse_unscored(data: Any) -> None:
 # --- start, and the workers --------------------------------------------------------------------------------------
 
 
-@site.wraps("PPOTrainer.__init__", "self", "config")
-def _init(stock: Function) -> Function:
-    def init(self: Any, config: Any) -> None:
-        begin_run(self, config)
-        stock(self, config)
-
-    return init
-
+site.wraps("PPOTrainer.__init__", "self", "config")(beginning_run)
 
 _CHECKED = "_verl_ext_checked"
 

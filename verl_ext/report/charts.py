@@ -126,5 +126,4 @@ def _moments(point: Point) -> tuple[float, float, float] | None:
     numbers = point.cell.numbers
     if not numbers.count or not math.isfinite(numbers.mean) or not math.isfinite(numbers.deviations):
         return None
-    deviation = math.sqrt(numbers.deviations / numbers.count)
-    return numbers.mean, max(numbers.low, numbers.mean - deviation), min(numbers.high, numbers.mean + deviation)
+    return numbers.mean, max(numbers.low, numbers.mean - numbers.std), min(numbers.high, numbers.mean + numbers.std)

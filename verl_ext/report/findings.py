@@ -45,7 +45,7 @@ class Finding:
 def findings(dump: Dump) -> Iterator[Finding]:
     """All of them, by key in the order of the table; at most one of each kind for a key."""
     for key in dump.keys:
-        present = [index for index, span in enumerate(dump.spans) if span.cell(key).present]
+        present = dump.present(key)
         if not present:
             yield Finding(ALL_MISSING, key, f"null in all of {counted(dump.rows, 'row')}")
             continue
@@ -66,6 +66,8 @@ def causes(found: Sequence[Finding]) -> list[str]:
 
 def steps_of(dump: Dump, chosen: Sequence[int]) -> str:
     """The chosen of its steps in words, by their indices."""
+    if not chosen:
+        return "none"
     if len(chosen) == len(dump.spans):
         return "all"
     return runs([span.label for span in dump.spans], chosen)

@@ -110,7 +110,8 @@ def _heat_map(dump: Dump, spans: Sequence[Span], points: dict[str, list[Point]])
     yield '<div class="heat-map">'
     for key, row in points.items():
         total = dump.total(key)
-        label = f"{visible(key)}: {share(total.present, dump.rows)} of the rows, in steps: {_in_steps(dump, key)}"
+        steps = steps_of(dump, dump.present(key))
+        label = f"{visible(key)}: {share(total.present, dump.rows)} of the rows, in steps: {steps}"
         yield (
             f'<div class="strip"><span class="key">{_text(key)}</span>{strip(row, label)}'
             f'<span class="share">{share(total.present, dump.rows)}</span></div>'
@@ -193,7 +194,7 @@ def _table(dump: Dump, keys: Sequence[str]) -> Iterator[str]:
             "rows": f"{total.present:,}",
             "coverage": share(total.present, dump.rows),
             VALUES: values_of(dump, key, total),
-            "in steps": _steps_text(_in_steps(dump, key)),
+            "in steps": _steps_text(steps_of(dump, dump.present(key))),
         }
         row = "".join(f"<td{_right(head)}>{escape(text)}</td>" for head, text in cells.items())
         yield f'<tr><th scope="row" class="key">{_text(key)}</th>{row}</tr>'
@@ -202,11 +203,6 @@ def _table(dump: Dump, keys: Sequence[str]) -> Iterator[str]:
 
 def _right(head: str) -> str:
     return ' class="n"' if head in ("rows", "coverage") else ""
-
-
-def _in_steps(dump: Dump, key: str) -> str:
-    present = [index for index, span in enumerate(dump.spans) if span.cell(key).present]
-    return steps_of(dump, present) if present else "none"
 
 
 def _steps_text(text: str) -> str:

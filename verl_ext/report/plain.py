@@ -84,9 +84,7 @@ def _cell(cell: Cell, rows: int) -> dict[str, Any]:
 def _moments(numbers: Summary) -> dict[str, Any]:
     if not numbers.count:
         return {}
-    deviation = math.sqrt(numbers.deviations / numbers.count)
-    moments = {"mean": numbers.mean, "std": deviation, "min": numbers.low, "max": numbers.high}
-    return {"numbers": numbers.count, **{name: _number(value) for name, value in moments.items()}}
+    return {"numbers": numbers.count, **{name: _number(value) for name, value in numbers.moments.items()}}
 
 
 def _number(value: float) -> float | str:

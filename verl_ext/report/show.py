@@ -82,8 +82,7 @@ def _table(dump: Dump, out: Console) -> Table:
     table.add_column("in steps", overflow="fold")
     for key in shown_keys(dump)[:_MOST_ROWS]:
         total = dump.total(key)
-        present = [index for index, span in enumerate(dump.spans) if span.cell(key).present]
-        steps = steps_of(dump, present) if present else "none"
+        steps = steps_of(dump, dump.present(key))
         table.add_row(
             Text(visible(key, _LONGEST_KEY), "bold"),
             *_measures(total, dump.rows),

@@ -239,6 +239,10 @@ class Dump:
         """A key in all rows."""
         return sum((span.cells[key] for span in self.spans if key in span.cells), start=_EMPTY)
 
+    def present(self, key: str) -> list[int]:
+        """The steps that have a key, as indices into `spans`."""
+        return [index for index, span in enumerate(self.spans) if span.cell(key).present]
+
     @property
     def split(self) -> bool:
         """Whether its rows say their place."""
@@ -290,7 +294,6 @@ def step_of(row: Row) -> int:
 
 def changes(dump: Dump, key: str) -> Iterator[tuple[Span, Span]]:
     """The neighbouring steps with the key between which the families of its values differ."""
-    seen = [span for span in dump.spans if span.cell(key).present]
-    for before, after in pairwise(seen):
+    for before, after in pairwise(dump.spans[index] for index in dump.present(key)):
         if named(before.cells[key].kinds, FAMILIES) != named(after.cells[key].kinds, FAMILIES):
             yield before, after
