@@ -50,6 +50,13 @@ def test_numeric_refuses_dense_text_and_columns_of_arrays():
         numeric(np.ones((2, 3)))
 
 
+@pytest.mark.parametrize("value", [3.0, None, np.array(1.0), iter([1.0])])
+@pytest.mark.parametrize("ask", [numeric, present])
+def test_what_is_no_column_is_refused_by_what_it_is(ask, value):
+    with pytest.raises(NotNumericError, match="is no column, which is an array or a list"):
+        ask(value)
+
+
 # --- summaries -------------------------------------------------------------------------------------------------------
 
 finite = st.floats(-1e6, 1e6)

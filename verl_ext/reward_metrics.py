@@ -27,10 +27,17 @@ def present(column: Any) -> np.ndarray:
     Args:
         column: `(batch,)`, an array or a list. `None` stands for a missing value; where a scorer may return `None`
             itself, `SparseNonTensor.present(key)` tells the two apart.
+
+    Raises:
+        NotNumericError: `column` is one value, or an iterator.
     """
+    try:
+        rows = len(column)
+    except TypeError as error:
+        raise NotNumericError(f"{shown(column)} is no column, which is an array or a list, a value per row") from error
     if isinstance(column, np.ndarray) and column.dtype != object:
-        return np.ones(len(column), dtype=bool)
-    return np.fromiter((value is not None for value in column), dtype=bool, count=len(column))
+        return np.ones(rows, dtype=bool)
+    return np.fromiter((value is not None for value in column), dtype=bool, count=rows)
 
 
 def numeric(column: Any, name: str = "") -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +51,8 @@ def numeric(column: Any, name: str = "") -> tuple[np.ndarray, np.ndarray]:
         `values`, float64 `(batch,)`, NaN where a value is missing, and `mask`, bool `(batch,)`: which rows have one.
 
     Raises:
-        NotNumericError: a value is text, a list, or anything else that is no real number; names the row.
+        NotNumericError: a value is text, a list, or anything else that is no real number (names the row); or `column`
+            is one value, or an iterator.
 
     >>> values, mask = numeric(np.array([None, 1, True], dtype=object))
     >>> values.tolist(), mask.tolist()

@@ -4,9 +4,11 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -362,3 +364,39 @@ def test_the_demo_returns_how_many_values_verl_ext_lost_and_shows_progress_safel
     assert "stock verl: \\x1b]0;title\\x07[/red] first" in printed
     assert "\x1b]" not in printed
     assert "\x07" not in printed
+
+
+def processes_with(mark):
+    """Those that have this variable in their environment, the zombies left out."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"DEMO_MARK={mark}".encode() in (place / "environ").read_bytes():
+                found.append((place / "cmdline").read_bytes()[:80])
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("step", ["starting Ray", "starting the workers, scoring each row by itself"])
+def test_ctrl_c_ends_the_demo_and_every_process_of_its_ray(step):
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        [sys.executable, "-m", "verl_ext", "demo"],
+        env={**os.environ, "DEMO_MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        assert any(line == f"stock verl: {step}\n" for line in demo.stdout)
+        time.sleep(1.5)
+        assert len(processes_with(mark)) > 2
+        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does it
+        _, errors = demo.communicate(timeout=60)
+    assert (demo.returncode, errors.strip()) == (130, "")
+    end = time.monotonic() + 20
+    while processes_with(mark) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert processes_with(mark) == []

@@ -1,10 +1,13 @@
 """`verl-ext report`: its exit codes, what goes to which stream, and what it prints where there is no terminal."""
 
+import gzip
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -51,7 +54,7 @@ def test_a_run_without_faults_is_a_plain_table_a_line_per_key_and_exit_code_0(st
     pred = next(line for line in lines if line.startswith("pred "))
     assert pred.split()[:6] == ["pred", "text", "96", "of", "288", "33"]
     assert pred.endswith("3, 6, 9, 12")
-    lost = "rows there whose like have it elsewhere: 64 of math_dapo"
+    lost = "rows there whose data_source has it in other steps: 64 of math_dapo"
     assert f"! pred comes and goes: in steps 3, 6, 9, 12; absent from steps 1-2, 4-5, 7-8, 10-11; {lost}" in lines
     assert "validation: 96 rows in 4 steps (0 to 12)" in lines
     assert "\x1b" not in done.stdout
@@ -141,6 +144,16 @@ def test_what_cannot_be_read_or_written_and_wrong_use_are_exit_code_2(arguments,
     assert "Traceback" not in done.stderr
 
 
+def test_where_a_page_cannot_be_written_the_reason_is_said_before_anything_is_read(stock, tmp_path):
+    lost = run(stock, "--html", tmp_path / "none" / "page.html")
+    assert lost.stderr == (
+        f"verl-ext: {tmp_path}/none/page.html cannot be written: there is no directory {tmp_path}/none\n"
+    )
+    assert run(stock, "--html", tmp_path).stderr.startswith(
+        f"verl-ext: {tmp_path} cannot be written: it is a directory"
+    )
+
+
 def test_a_dump_is_not_overwritten(tmp_path):
     path = write_step(tmp_path, 1, [{"acc": 1}])
     done = run(tmp_path, "--html", path)
@@ -151,7 +164,8 @@ def test_a_dump_is_not_overwritten(tmp_path):
 
 def test_the_page_and_the_rows_are_written_beside_the_table(stock, tmp_path):
     done = run(stock, "--html", tmp_path / "page.html", "--parquet", tmp_path / "rows.parquet")
-    assert (done.returncode, done.stderr) == (0, "")
+    wrote = [f"verl-ext: wrote {tmp_path / name}" for name in ("page.html", "rows.parquet")]
+    assert (done.returncode, done.stderr.splitlines()) == (0, wrote)
     assert done.stdout.startswith("rollout: ")
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (tmp_path / "rows.parquet").read_bytes().startswith(b"PAR1")
@@ -207,6 +221,18 @@ def test_ten_thousand_keys_are_a_table_of_bounded_length(tmp_path):
     assert "and 9,000 keys beyond the first 1,000, with 0 values" in lines
 
 
+def test_without_a_terminal_columns_says_how_wide_the_table_is(stock):
+    assert max(map(len, run(stock, COLUMNS="100").stdout.splitlines())) <= 100
+    assert max(map(len, run(stock).stdout.splitlines())) > 100
+
+
+def test_a_reader_that_closes_early_is_exit_code_1_without_a_word(tmp_path):
+    write_step(tmp_path, 1, [{f"{index} " * 40: index for index in range(900)}])  # more than a pipe holds
+    command = f"{sys.executable} -m verl_ext report {tmp_path} --json | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["/bin/bash", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("{\n1\n", "")
+
+
 def test_help_says_what_the_exit_codes_mean():
     text = " ".join(run("--help").stdout.replace("│", " ").split())
     assert "Exit code 1 if a line is no JSON object" in text
@@ -217,3 +243,22 @@ def test_long_names_that_begin_alike_stay_apart_when_they_are_shown(tmp_path):
     write_step(tmp_path, 1, [{"k" * 500 + "a": 1, "k" * 500 + "b": 1}])
     names = {visible(key, 40) for key in summarize(tmp_path).dumps[0].keys}
     assert len(names) == 2
+
+
+def test_ctrl_c_in_the_midst_of_a_long_read_leaves_nothing_half_written(tmp_path):
+    line = json.dumps({"step": 1, "output": "x" * 2_000, "acc": 1.0}).encode() + b"\n"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "1.jsonl.gz").write_bytes(gzip.compress(line * 20_000, 1) * 25)  # 1 GB
+    target = tmp_path / "rows.parquet"
+    command = [sys.executable, "-m", "verl_ext", "report", tmp_path / "run", "--parquet", target]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as report:
+        time.sleep(2.0)
+        assert report.poll() is None
+        report.send_signal(signal.SIGINT)
+        said, errors = report.communicate(timeout=60)
+    assert report.returncode in (1, 130)
+    assert said == ""
+    assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

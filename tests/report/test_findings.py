@@ -43,7 +43,7 @@ def test_each_kind_is_found_and_names_its_steps(steps, expected):
 def test_rows_without_a_key_are_counted_only_where_their_like_have_it():
     rows = [{"pred": 1, "data_source": "math"}, {"data_source": "chat"}]
     assert found(rows, [{"data_source": "math"}] * 5 + rows[1:], rows)[0][2] == (
-        "in steps 1, 3; absent from step 2; rows there whose like have it elsewhere: 5 of math"
+        "in steps 1, 3; absent from step 2; rows there whose data_source has it in other steps: 5 of math"
     )
     assert found(rows, rows[1:], rows)[0][2] == "in steps 1, 3; absent from step 2"
 
@@ -60,7 +60,7 @@ def test_an_extended_run_has_no_finding_and_a_stock_run_names_the_steps_whose_ro
     ours = summarize(write_run(tmp_path / "ours"))
     stock = summarize(write_run(tmp_path / "stock", stock=True))
     assert ours.findings == [[], []]
-    lost = "rows there whose like have it elsewhere: 64 of math_dapo"
+    lost = "rows there whose data_source has it in other steps: 64 of math_dapo"
     assert [(finding.key, finding.kind, finding.text) for finding in stock.findings[0]] == [
         (
             key,

@@ -114,7 +114,7 @@ def test_every_value_of_any_rows_comes_out(rows, tmp_path_factory):
     for name, values in zip(
         table.column_names, map(list, zip(*map(dict.values, table.to_pylist()), strict=True)), strict=False
     ):
-        if name.startswith("__") or "characters, " in name:
+        if name.startswith("__") or " characters) #" in name:
             continue
         is_json = bool(table.schema.field(name).metadata)
         found = [json.loads(value) if is_json and value is not None else value for value in values]

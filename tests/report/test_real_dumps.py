@@ -34,7 +34,7 @@ def test_an_extended_run_has_every_key_in_every_step_on_the_rows_of_its_data_sou
 def test_a_stock_run_shows_in_which_steps_the_rows_lost_their_keys(tmp_path, stock):
     with stock():
         report = dumped(tmp_path / "rollout", stock=True)
-    lost = "rows there whose like have it elsewhere: 48 of math_dapo"
+    lost = "rows there whose data_source has it in other steps: 48 of math_dapo"
     assert [(finding.key, finding.text) for finding in report.findings[0]] == [
         (key, f"in steps 3, 6; absent from steps 1-2, 4-5; {lost}") for key in ("pred", "length_penalty")
     ]

@@ -1,6 +1,7 @@
 """What is kept of the rows: as a plain count over all of them says it, and never more than the bound."""
 
 import math
+import re
 import tracemalloc
 from collections import Counter
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from verl_ext.report import summary
 from verl_ext.report.kinds import named
 from verl_ext.report.summary import MOST_KEYS, MOST_PLACES, OTHER, UNSPLIT, Dump
+from verl_ext.report.text import kept, visible
 from verl_ext.report.values import MOST_VALUES, Values
 
 NUMBERS = st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -122,6 +124,25 @@ def test_a_long_key_is_kept_short_and_apart_from_its_like():
     assert all(len(key) < 200 for key in dump.keys)
     assert all(key.encode() for key in dump.keys)
     assert next(iter(dump.keys)).startswith("kkkk")
+
+
+@pytest.mark.parametrize(
+    ("text", "starts", "kept_whole"),
+    [
+        ("short", "short", True),
+        ("\ud800", "\\ud800 #", False),
+        ("k" * 5_000, "kkkk", False),
+        ("\ud800" * 5_000, "\\ud", False),
+    ],
+)
+def test_a_text_that_is_not_kept_whole_ends_in_a_digest_which_stays_whole_where_it_is_cut(text, starts, kept_whole):
+    whole, cut = kept(text), visible(kept(text), 24)
+    assert whole.startswith(starts)
+    assert (whole == text) == kept_whole
+    if not kept_whole:
+        assert re.search(r" #[0-9a-f]{8}$", whole)
+        assert cut[-10:] == whole[-10:]
+        assert (" characters)" in whole) == (len(text) > 120)
 
 
 @given(st.lists(st.sampled_from([*"abcdefg", *map(str, range(200))]), max_size=2_000))

@@ -10,6 +10,8 @@ import copy
 import importlib.util
 import inspect
 import logging
+import signal
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,19 +119,36 @@ def local_ray(env: Mapping[str, str] | None = None, *, num_cpus: int = 8, show_l
             raise RuntimeError(f"Ray is already running: its workers cannot be given {', '.join(env)}")
         yield
         return
-    ray.init(
-        address="local",  # never a cluster that RAY_ADDRESS happens to name
-        num_cpus=num_cpus,
-        object_store_memory=256 * 1024**2,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=show_logs,
-        runtime_env={"env_vars": dict(env)} if env else None,
-    )
     try:
+        with _uninterrupted():  # else Ray leaves the processes behind that it has started so far
+            ray.init(
+                address="local",  # never a cluster that RAY_ADDRESS happens to name
+                num_cpus=num_cpus,
+                object_store_memory=256 * 1024**2,
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                log_to_driver=show_logs,
+                runtime_env={"env_vars": dict(env)} if env else None,
+            )
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C, which comes to the main thread, takes effect at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def prompt_batch(rows: Sequence[Row], *, global_steps: int = 1) -> DataProto:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,9 @@ LEGS = {
 
 _NAMES_SHOWN = 6
 """How many keys or data sources get a column of their own: more would not fit beside each other."""
+
+_PATIENCE = 30.0
+"""Seconds that a leg has to end its Ray when the demo is broken off."""
 
 _NUMBERS = ("count", "coverage", "mean", "min", "max")
 _METRICS_SHOWN = 24
@@ -68,26 +73,34 @@ def run_demo(console: Console, rows_file: Path | None = None) -> int:
         for leg, environment in LEGS.items():
             task = progress.add_task(leg, total=None)
             outcomes[leg] = []
-            for event in _events(rows_file, environment):
-                if "step" in event:
-                    progress.update(task, description=f"{leg}: {_safe(event['step'])}")
-                    if not console.is_terminal:  # no spinner there
-                        console.print(Text(f"{leg}: {_safe(event['step'])}"))
-                elif "failed" in event:
-                    raise DemoError(event["failed"])
-                else:
-                    outcomes[leg].append(event["outcome"])
+            with closing(_events(rows_file, environment)) as events:
+                for event in events:
+                    if "step" in event:
+                        progress.update(task, description=f"{leg}: {_safe(event['step'])}")
+                        if not console.is_terminal:  # no spinner there
+                            console.print(Text(f"{leg}: {_safe(event['step'])}"))
+                    elif "failed" in event:
+                        raise DemoError(event["failed"])
+                    else:
+                        outcomes[leg].append(event["outcome"])
             progress.remove_task(task)
     return _report(console, outcomes["stock verl"], outcomes["verl-ext"])
 
 
-def _events(rows_file: Path | None, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _events(rows_file: Path | None, environment: dict[str, str]) -> Generator[dict[str, Any], None, None]:
     command = [sys.executable, "-m", "verl_ext.demo.leg", *([str(rows_file)] if rows_file else [])]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as log,
         subprocess.Popen(  # noqa: S603  our own module, by this interpreter
-            command, stdout=subprocess.PIPE, stderr=log, text=True, errors="replace", env={**os.environ, **environment}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            errors="replace",
+            env={**os.environ, **environment},
+            start_new_session=True,  # Ctrl-C comes to it by us, once
         ) as process,
+        _ended(process),
     ):
         assert process.stdout is not None  # noqa: S101  for the type checker: it is a pipe
         last = ""
@@ -102,6 +115,20 @@ def _events(rows_file: Path | None, environment: dict[str, str]) -> Iterator[dic
             raise DemoError(
                 f"the process that runs the rows ended with exit code {process.returncode}:\n" + "\n".join(tail)
             )
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever ends the demo, ends this process too, and with it its Ray."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(_PATIENCE)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C waits no longer
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _report(console: Console, stock: list[Outcome], ours: list[Outcome]) -> int:

@@ -49,6 +49,7 @@ def run_report(
     if parquet is not None:
         with progress_bar() as progress:
             write_parquet(report, parquet, progress(report.bytes))
+    _say(*(f"wrote {target}" for target in (html, parquet) if target is not None))
     if json:
         _print_json(report)
     else:
@@ -60,8 +61,11 @@ def run_report(
 
 
 def _check_target(target: Path, source: Path) -> None:
-    if target.is_dir() or not os.access(target.resolve().parent, os.W_OK):
-        raise ReportError(f"{target} cannot be written")
+    place = target.resolve().parent
+    if not place.is_dir():
+        raise ReportError(f"{target} cannot be written: there is no directory {place}")
+    if target.is_dir() or not os.access(place, os.W_OK):
+        raise ReportError(f"{target} cannot be written: it is a directory, or you may not write there")
     if target.exists() and (target.samefile(source) or ".jsonl" in target.suffixes):
         raise ReportError(f"{target} is a dump: it is not overwritten")
 

@@ -26,6 +26,7 @@ _CAUSES = {
     COMES_AND_GOES: _SAMPLE_0,
     BEGINS_LATE: _SAMPLE_0,
     ENDS_EARLY: _SAMPLE_0,
+    NOT_FINITE: "Means over such values are not finite either; --nan missing leaves NaN out.",
     SCORE_REPLACED: "On stock verl a reward key `score` replaces the dump's own field, also in rows that lack the key.",
 }
 _MOST_CHANGES = 3
@@ -89,7 +90,7 @@ def _presence(dump: Dump, key: str, present: Sequence[int]) -> Iterator[Finding]
 
 
 def _lost(dump: Dump, key: str, absent: Sequence[Span]) -> str:
-    """The rows of the steps without a key whose like have it elsewhere: what was lost, or never emitted."""
+    """The rows of the steps without a key, from places that have it in other steps: lost there, or never emitted."""
     lost = {
         place: rows
         for place, group in dump.places.items()
@@ -98,7 +99,8 @@ def _lost(dump: Dump, key: str, absent: Sequence[Span]) -> str:
     parts = [f"{rows:,} of {visible(place, 40)}" for place, rows in list(lost.items())[:_MOST_PLACES]]
     if len(lost) > _MOST_PLACES:
         parts.append(f"and of {len(lost) - _MOST_PLACES} more")
-    return f"; rows there whose like have it elsewhere: {', '.join(parts)}" if parts else ""
+    by = visible(dump.by or "", 40)
+    return f"; rows there whose {by} has it in other steps: {', '.join(parts)}" if parts else ""
 
 
 def _types(dump: Dump, key: str) -> Iterator[Finding]:

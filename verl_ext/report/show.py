@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -33,9 +34,9 @@ _PLAIN_WIDTH = 240
 
 
 def console() -> Console:
-    """For standard output: as wide as the terminal, or plain and wide where there is none."""
+    """For standard output: as wide as the terminal or `COLUMNS` say, or plain and wide where there is neither."""
     found = Console()
-    return found if found.is_terminal else Console(width=_PLAIN_WIDTH)
+    return found if found.is_terminal or os.environ.get("COLUMNS") else Console(width=_PLAIN_WIDTH)
 
 
 @contextmanager

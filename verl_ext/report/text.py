@@ -9,17 +9,18 @@ from hashlib import blake2b
 LONGEST_KEPT = 120
 """Characters of a key or a value that are kept."""
 
-_TAIL = 16
+_TAIL = 10  # what tells two cut texts apart: the digest that `kept` ends in
 _MOST_RUNS = 12
 
 
 def kept(text: str) -> str:
-    """`text` itself if it is short; else its beginning, its length and a digest, by which two long ones stay two."""
-    if len(text) <= LONGEST_KEPT and encodable(text):
+    """`text` itself if it is short and UTF-8 has it; else what can be kept, and a digest, by which two stay two."""
+    short = len(text) <= LONGEST_KEPT
+    if short and encodable(text):
         return text
     head = text[:LONGEST_KEPT].encode("utf-8", "backslashreplace").decode()
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{head}… ({len(text):,} characters, {digest})"
+    return f"{head}{'' if short else f'… ({len(text):,} characters)'} #{digest}"
 
 
 def encodable(text: str) -> bool:
