@@ -128,7 +128,7 @@ AS_STOCK = {
     "datetimes": [datetime.datetime(2024, 1, 1), datetime.date(2024, 1, 1)],
     "decimals and fractions": [Decimal("0.1"), Fraction(1, 3)],
     "enums": [Colour.RED, Colour.RED],
-    "objects": [Opaque(), Opaque()],
+    "objects": [Opaque(0), Opaque(1)],
     "a dict beside a number": [{"a": 1}, 1.0],
     "an integer beyond uint64": [2**64, 1],
     "an integer beyond uint64 beside a float": [2**64, 1.5],
@@ -687,7 +687,7 @@ DIFFERENT = [
     (Quarrelsome(), Quarrelsome()),
     (META, torch.tensor(1.0, device="meta")),
     (META, 1.0),
-    (Opaque(), Opaque()),
+    (Opaque(0), Opaque(1)),
 ]
 
 
@@ -717,4 +717,4 @@ def test_lists_too_deep_to_compare_are_not_the_same_value():
 def test_a_column_is_the_same_value_as_its_values_but_not_as_others(values):
     assert same_value(object_column(values), values)
     assert not same_value(object_column(values), [*values, None])
-    assert not same_value(column_of(values), [*values[:-1], Opaque()])
+    assert not same_value(column_of(values), [*values[:-1], Opaque(0)])

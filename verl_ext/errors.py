@@ -76,6 +76,10 @@ class MissingRewardError(VerlExtError, ValueError):
     """A reward, or a component of it, that training needs is missing for some samples, or is no finite number."""
 
 
+class NotSendableError(VerlExtError, TypeError):
+    """A reward function returned a value that cannot travel between Ray's processes."""
+
+
 class NotNumericError(VerlExtError, TypeError):
     """A column was taken for numbers, and holds something else."""
 

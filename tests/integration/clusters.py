@@ -3,6 +3,7 @@
 Four raylets on this machine stand for four machines (`ray.cluster_utils.Cluster`); the rest is verl's own.
 """
 
+import copy
 import json
 import os
 import sys
@@ -163,6 +164,39 @@ def doctor(_):
     found = Diagnosis((examine(), *examine_nodes(cluster.address)))
     cluster.shutdown()
     return {"whole": whole, "broken": [found.covered, told(found)], "json": found.as_json()}
+
+
+def store(model_dir):
+    """An object store of 80 MB that spills nothing, and batches that reply with 120 MB of text."""
+    from verl_ext.demo import rig
+    from verl_ext.demo.data import read_rows
+
+    ray.init(
+        address="local",
+        num_cpus=8,
+        object_store_memory=80 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _system_config={"automatic_object_spilling_enabled": False},
+    )
+    config = rig.compose_config(model_dir, [*custom("as_told"), "actor_rollout_ref.rollout.agent.num_workers=2"])
+    rows = read_rows()[:12]
+    large = copy.deepcopy(rows)
+    for row in large:
+        row["extra_info"]["wrong"] = "returns 10 MB of text"
+    rewards = rig.reward_loop_manager(config)
+    loops = rig.agent_loop_manager(config, rig.RecordedClient(rows, config), rewards.reward_loop_workers)
+    calls = {
+        "reward loop": lambda rows: rewards.compute_rm_score(rig.scored_batch(rows, config)),
+        "agent loop": lambda rows: loops.generate_sequences(rig.prompt_batch(rows)),
+    }
+    results = {}
+    for path, call in calls.items():
+        results[path] = [len(text) for text in call(large).non_tensor_batch["text"]]
+        results[f"{path}, afterwards"] = outcome(call, rows)
+    ray.shutdown()
+    return results
 
 
 if __name__ == "__main__":

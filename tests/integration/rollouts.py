@@ -55,12 +55,12 @@ class Rollouts:
         self.loops = rig.agent_loop_manager(self.config, self.client, self.scorers)
         self.workers = self.loops.agent_loop_workers
 
-        def learn_path(worker):  # verl imports the loops by name, as it would from a user's PYTHONPATH
+        def learn_path(worker):  # as it would come from a user's PYTHONPATH: verl imports the loops by name
             import sys
 
-            sys.path.append(str(HERE))
+            sys.path += [str(HERE), str(HERE.parent)]
 
-        ray.get([worker.__ray_call__.remote(learn_path) for worker in self.workers])
+        ray.get([worker.__ray_call__.remote(learn_path) for worker in (*self.workers, *self.scorers)])
 
     def start(self, worker_class, env=None):
         """One more worker, of this class, in a process with these variables."""

@@ -1,6 +1,10 @@
 """Reward functions and a reward manager that a user might have; loaded by verl from this file's path."""
 
 import asyncio
+import os
+import signal
+import threading
+import time
 
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
@@ -77,4 +81,64 @@ class AsTheRowSays(NaiveRewardManager):
 async def slow_keys(data_source, solution_str, ground_truth, extra_info, **kwargs):
     """As `conditional_keys`, from a judge that takes its time."""
     await asyncio.sleep(10)
+    return conditional_keys(data_source, solution_str, ground_truth, extra_info)
+
+
+# --- scorers that go wrong: `extra_info` says which way ---------------------------------------------------------
+
+
+def _changing():
+    """A dict into which another thread writes for a second, never the same keys."""
+    row = {"score": 1.0, "acc": 1.0}
+
+    def change():
+        until, number = time.monotonic() + 1.0, 0
+        while time.monotonic() < until:
+            row[f"late {number % 50}"] = number
+            row.pop(f"late {(number + 25) % 50}", None)
+            number += 1
+
+    threading.Thread(target=change, daemon=True).start()
+    return row
+
+
+def _raise():
+    raise ConnectionError("connection reset")
+
+
+def _knot():
+    knot = [1.0]
+    knot.append(knot)
+    return knot
+
+
+def _deep(levels):
+    value = 1.0
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+WRONG = {
+    "raises": _raise,
+    "returns None": lambda: None,
+    "returns a list": lambda: [1.0, 2.0],
+    "returns text": lambda: "right",
+    "returns no score": lambda: {"acc": 1.0},
+    "returns a lock": lambda: {"score": 1.0, "lock": threading.Lock()},
+    "returns a lock in a list": lambda: {"score": 1.0, "nested": [{"lock": threading.Lock()}]},
+    "returns a list that holds itself": lambda: {"score": 1.0, "knot": _knot()},
+    "returns a list of 900 levels": lambda: {"score": 1.0, "deep": _deep(900)},
+    "returns a list of 400 levels": lambda: {"score": 1.0, "deep": _deep(400)},
+    "returns 10 MB of text": lambda: {"score": 1.0, "text": "x" * 10_000_000},
+    "goes on writing": _changing,
+    "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+
+async def as_told(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    """What `extra_info` says is wrong with this sample; else keys that come and go."""
+    await asyncio.sleep(extra_info.get("seconds", 0.0))
+    if "wrong" in extra_info:
+        return WRONG[extra_info["wrong"]]()
     return conditional_keys(data_source, solution_str, ground_truth, extra_info)

@@ -46,6 +46,11 @@ def doctor(model_dir):
     return run("doctor", model_dir, **BY_VARIABLE)
 
 
+@pytest.fixture(scope="module")
+def store(model_dir):
+    return run("store", model_dir, **BY_VARIABLE)
+
+
 def keys_of(columns):
     return [key for key, _, _ in columns]
 
@@ -84,6 +89,13 @@ def test_a_node_that_dies_in_the_midst_of_a_batch_is_rays_own_error_and_the_next
     cause = name.removeprefix("RayTaskError(").removesuffix(")")
     assert issubclass(getattr(ray.exceptions, cause, Exception), ray.exceptions.RayError), message
     assert nodes[f"{path}, on the nodes left"] == nodes[path]
+
+
+@pytest.mark.parametrize("path", ["reward loop", "agent loop"])
+def test_batches_larger_than_the_object_store_arrive_and_the_next_one_is_right(path, store, variables):
+    assert store[path] == [10_000_000] * 12
+    told = {key: values for key, _, values in variables["told"]}
+    assert {key: values[:8] for key, _, values in store[f"{path}, afterwards"]} == told
 
 
 def test_the_doctor_asks_a_fresh_worker_on_each_node(doctor):

@@ -18,10 +18,11 @@ import numpy as np
 import verl_ext
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
 from verl_ext.plugin._guard import refusing_mixed_rows
+from verl_ext.plugin._sendable import refuse_unsendable
 from verl_ext.plugin._site import REST, Function, PatchSite, State, holding
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
-from verl_ext.plugin.reward_loop import missing_score, refuse_missing_scores
+from verl_ext.plugin.reward_loop import missing_score, refuse_missing_scores, told_by
 
 site = PatchSite(
     name="agent_loop",
@@ -104,6 +105,9 @@ def _postprocess(stock: Function) -> Function:
             return stock(self, inputs, input_non_tensor_batch, *args, **kwargs)
         if self.reward_loop_worker_handles is not None:
             refuse_missing_scores([s.reward_score for s in inputs], input_non_tensor_batch or {}, self.config)
+        for number, sample in enumerate(inputs):
+            where = f"row {number} of {len(inputs)}{told_by(number, input_non_tensor_batch or {})}"
+            refuse_unsendable(sample.extra_fields.get(RAW_COLUMN), where)
         rows = [sample.extra_fields.pop(RAW_COLUMN, _ABSENT) for sample in inputs]
         try:
             output = stock(self, inputs, input_non_tensor_batch, *args, **kwargs)
@@ -123,7 +127,7 @@ def _compute_score(stock: Function) -> Function:
         final = outputs[-1]
         if final.reward_score is None and self.reward_loop_worker_handles is not None:
             columns = {name: [value] for name, value in kwargs.items()}
-            final.extra_fields[UNSCORED] = missing_score(0, 1, columns, self.config)
+            final.extra_fields[UNSCORED] = missing_score(None, 0, 1, columns, self.config)
         elif len(outputs) > 1:  # an agent loop that sets its own score may report nothing beside it: verl indexes it
             final.extra_fields.setdefault(RAW_COLUMN, {})
 

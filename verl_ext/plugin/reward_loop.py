@@ -7,7 +7,9 @@ Workers do so only for a request that carries the manager's mark; a worker that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ import verl_ext
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
 from verl_ext.errors import MissingRewardError, shown
 from verl_ext.plugin._guard import refusing_mixed_rows
+from verl_ext.plugin._sendable import sendable
 from verl_ext.plugin._site import Function, PatchSite, log
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, seeing, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
@@ -39,7 +42,9 @@ def _compute_score(stock: Function) -> Function:
     async def compute_score(self: Any, data: Any) -> Any:
         # A discriminative reward model answers without extra info. The manager reads that as {}, but the agent loop,
         # which asks for single samples, indexes it: KeyError.
-        return {"reward_extra_info": {}, **await stock(self, data)}
+        output = {"reward_extra_info": {}, **await stock(self, data)}
+        row = sendable(output["reward_extra_info"], f"a sample{told_by(0, data.non_tensor_batch)}")
+        return {**output, "reward_extra_info": row}
 
     return compute_score
 
@@ -68,14 +73,26 @@ def _compute_score_batch(stock: Function) -> Function:
         outputs = await stock(self, data)
         if REQUEST not in data.meta_info:
             return outputs
-        refuse_missing_scores([output["reward_score"] for output in outputs], data.non_tensor_batch, self.config)
+        scores = [output["reward_score"] for output in outputs]
+        refuse_missing_scores(scores, data.non_tensor_batch, self.config, numbers=_makes_a_tensor_of_numbers(self))
         return [{**output, "reward_extra_info": _envelope(output.get("reward_extra_info"))} for output in outputs]
 
     return compute_score_batch
 
 
-def refuse_missing_scores(scores: Sequence[Any], columns: Mapping[str, Any], config: Any) -> None:
-    """Raise for the first sample whose scorer returned `None` for its score.
+def _makes_a_tensor_of_numbers(worker: Any) -> bool:
+    """Whether the scores go into a tensor as they are; a reward manager may assemble what it likes by itself."""
+    from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+    own, base = (
+        inspect.getattr_static(cls, "assemble_rm_scores", None)
+        for cls in (type(worker.reward_manager), RewardManagerBase)
+    )
+    return own is base
+
+
+def refuse_missing_scores(scores: Sequence[Any], columns: Mapping[str, Any], config: Any, numbers: bool = True) -> None:
+    """Raise for the first sample whose score is `None`, or nothing that a tensor of scores can hold.
 
     On stock verl, `rm_scores` then vanish for the whole batch, or a KeyError or TypeError follows elsewhere.
 
@@ -83,27 +100,44 @@ def refuse_missing_scores(scores: Sequence[Any], columns: Mapping[str, Any], con
         scores: by row.
         columns: the batch's `non_tensor_batch`, for the data source and the index of the row.
         config: verl's configuration, for the name of the scorer.
+        numbers: whether they must be numbers.
 
     Raises:
         MissingRewardError: names the row, the data source and the scorer.
     """
     for row, score in enumerate(scores):
-        if score is None:
-            raise MissingRewardError(missing_score(row, len(scores), columns, config))
+        if score is None or (numbers and not _is_number(score)):
+            raise MissingRewardError(missing_score(score, row, len(scores), columns, config))
 
 
-def missing_score(row: int, rows: int, columns: Mapping[str, Any], config: Any) -> str:
-    """What to say of a sample whose score is `None`: the arguments are those of `refuse_missing_scores`."""
-    source = f", data source {shown(str(columns['data_source'][row]))}" if "data_source" in columns else ""
-    info = columns["extra_info"][row] if "extra_info" in columns else None
-    index = f", index {shown(info['index'])}" if isinstance(info, dict) and "index" in info else ""
+def _is_number(score: Any) -> bool:
+    import torch
+
+    if type(score) is float:
+        return True
+    try:
+        return torch.tensor([score], dtype=torch.float32).shape == (1,)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return False
+
+
+def missing_score(score: Any, row: int, rows: int, columns: Mapping[str, Any], config: Any) -> str:
+    """What to say of a sample without a score: the other arguments are those of `refuse_missing_scores`."""
     custom = config.reward.get("custom_reward_function") or {}
     scorer = f"{custom.get('path')}:{custom.get('name')}" if custom.get("path") else "verl's own scorer"
     return (
-        f"the score of row {row} of {rows}{source}{index} is None (from {scorer}, reward manager "
+        f"the score of row {row} of {rows}{told_by(row, columns)} is {shown(score)} (from {scorer}, reward manager "
         f"{shown(str(config.reward.reward_manager.name))}): return a number, for example 0.0 for an answer that "
         "cannot be scored"
     )
+
+
+def told_by(row: int, columns: Mapping[str, Any]) -> str:
+    """By what a user tells a row from others: its data source and its index, as far as the columns have them."""
+    source = f", data source {shown(str(columns['data_source'][row]))}" if "data_source" in columns else ""
+    info = columns["extra_info"][row] if "extra_info" in columns else None
+    index = f", index {shown(info['index'])}" if isinstance(info, dict) and "index" in info else ""
+    return source + index
 
 
 def _envelope(row: Row) -> dict[str, Any]:
@@ -118,7 +152,7 @@ def _compute_rm_score(stock: Function) -> Function:
 
         if len(data) == 0:  # verl looks into row 0
             return _without_rows(data).finalize(keep_raw=False)
-        with untaught_blamed(self.reward_loop_workers, site.name):
+        with untaught_blamed(self.reward_loop_workers, site.name), _asleep_after_errors(self.reward_model_manager):
             reply = stock(self, marked(data))
         envelopes = reply.non_tensor_batch.pop(ENVELOPE, None)
         if envelopes is None:
@@ -138,6 +172,24 @@ def _compute_rm_score(stock: Function) -> Function:
         return scored
 
     return compute_rm_score
+
+
+@contextmanager
+def _asleep_after_errors(reward_model: Any) -> Iterator[None]:
+    """For a call that wakes the reward model: where it fails, stock verl leaves the model awake, on the GPU's memory.
+
+    Args:
+        reward_model: verl's `RewardModelManager`, or `None`.
+    """
+    try:
+        yield
+    except BaseException:
+        if reward_model is not None:
+            try:
+                reward_model.sleep()
+            except Exception:  # the error that brought us here says more
+                log.warning("verl-ext: the reward model could not be put back to sleep", exc_info=True)
+        raise
 
 
 def _without_rows(data: Any) -> Any:
