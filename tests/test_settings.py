@@ -53,6 +53,8 @@ WRONG = {
     "+verl_ext.fill.acc=inf": r"verl_ext\.fill for 'acc' is inf",
     "+verl_ext.fill.acc=[0.0]": r"verl_ext\.fill for 'acc' is \[0\.0\]",
     "+verl_ext.fill.tool.calls=0": r"verl_ext\.fill\.tool is .*'\+verl_ext\.fill=\{tool\.calls: 0\.0\}'",
+    "+verl_ext.fill.acc='???'": r"verl_ext cannot be read: .*acc",
+    "+verl_ext.metrics='${nowhere}'": r"verl_ext cannot be read: .*nowhere",
     "+verl_ext=3": r"verl_ext is 3; it must hold options",
 }
 

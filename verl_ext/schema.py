@@ -31,7 +31,7 @@ _PYTHON_NUMBERS = frozenset((bool, int, float, complex))
 _SEQUENCES = frozenset((list, tuple, np.ndarray))
 _MACHINE_TYPES = {float: ("d", np.float64), int: ("q", np.int64), bool: ("?", np.bool_)}  # by code of `struct`
 
-_BLOCK = 1024  # rows; the dicts of one block fit into a processor's cache
+_BLOCK, _BLOCK_VALUES = 1024, 12 * 1024  # rows, at least, and values; what one block holds fits into a cache
 _FEW = 8  # rows of one schema in a block; looking up their keys one by one is faster than taking them apart
 _SHORT = 16  # characters; longer text waits as `str`, since an array of it would have to grow in width
 
@@ -57,8 +57,9 @@ def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[str, np.ndarray]:
     rows = infos if type(infos) is list else list(infos)
     columns: dict[str, _Growing] = {}
     # In blocks: a row is read while it is in the cache, and what is needed beside the columns stays small.
-    for start in range(0, len(rows), _BLOCK):
-        block = rows[start : start + _BLOCK]
+    size = max(_BLOCK, _BLOCK_VALUES // (len(rows[0]) or 1)) if rows and isinstance(rows[0], dict) else _BLOCK
+    for start in range(0, len(rows), size):
+        block = rows[start : start + size]
         for key, (places, values) in _values_by_key(block, start).items():
             if key not in columns:
                 if not isinstance(key, str):
@@ -115,7 +116,6 @@ class _Growing:
         self.agreed = True
         self.types: set[type] = set()
         self.filled = 0
-        self.letters = 0
 
     def add(self, block: slice, places: Any, values: list[Any]) -> None:
         types = _types(values)
@@ -133,10 +133,8 @@ class _Growing:
         if piece is None or piece.dtype.type != self.array.dtype.type:
             self.agreed, self.array = False, None
             return
-        if piece.dtype.kind == "U":
-            self.letters += sum(map(len, values))
-            if piece.dtype > self.array.dtype:
-                self.array = self.array.astype(piece.dtype)
+        if piece.dtype.kind == "U" and piece.dtype > self.array.dtype:
+            self.array = self.array.astype(piece.dtype)
         self.array[block][places] = piece
 
     def finished(self) -> Column | None:
@@ -147,8 +145,8 @@ class _Growing:
         if array is None or not self.agreed:
             return None
         if array.dtype != object:
-            narrow = array.dtype.kind != "U" or _pads_little(self.rows, array.itemsize // 4, self.letters)
-            return array if narrow and NoneType not in self.types else None
+            wide = array.dtype.kind == "U" and not _pads_little(self.rows, array.itemsize // 4, _letters(array))
+            return array if not wide and NoneType not in self.types else None
         if NoneType in self.types and all(map(_is_plain, self.types)):
             return array
         values = array.tolist()
@@ -161,8 +159,9 @@ def _compact_column(values: Sequence[Any], types: set[type]) -> Column | None:
     if types <= _PYTHON_NUMBERS:
         return _numbers(values, types)
     if types == {str} and len(values[0]) <= _SHORT:
-        column = _text(values, types)
-        return column if column is not None and column.itemsize <= 4 * _SHORT else None
+        longest = max(map(len, values))
+        if longest <= _SHORT and "\0" not in "".join(values):
+            return np.array(values, dtype=f"U{longest}")  # twice as fast as without the length
     return None
 
 
@@ -254,17 +253,21 @@ def _text(values: Sequence[Any], types: set[type]) -> Column | None:
     """
     if types != {str}:
         return None
-    lengths = np.fromiter(map(len, values), np.int64, len(values))
-    longest = int(lengths.max())
-    if not _pads_little(len(values), longest, int(lengths.sum())):
+    longest = max(map(len, values))
+    if not _pads_little(len(values), longest, sum(map(len, values))):
         return None
     if "\0" in "".join(values) and any(value[-1:] == "\0" for value in values):
         return None
-    return np.array(values, dtype=f"U{longest}")  # twice as fast as without the length
+    return np.array(values, dtype=f"U{longest}")
 
 
 def _pads_little(rows: int, longest: int, letters: int) -> bool:
     return 4 * rows * longest <= _FREE_TEXT_BYTES or rows * longest <= _TEXT_PADDING * letters
+
+
+def _letters(column: Column) -> int:
+    """The characters of a text column without NULs."""
+    return int(np.count_nonzero(column.view(np.uint32)))
 
 
 def _nested(values: Sequence[Any], types: set[type]) -> Column | None:

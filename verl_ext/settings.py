@@ -54,10 +54,24 @@ class Settings:
             return cls()
         if not hasattr(section, "items"):
             raise SettingsError(f"{SECTION} is {shown(section)}; it must hold options: {_options()}")
-        given = {str(option): section[option] for option in section}
+        given = {str(option): value for option, value in _resolved(section).items()}
         if unknown := given.keys() - _CHECKS.keys():
             raise SettingsError(f"unknown option {SECTION}.{shown(min(unknown))[1:-1]}; there are: {_options()}")
         return cls(**{option: _CHECKS[option](value) for option, value in given.items()})
+
+
+def _resolved(section: Any) -> Mapping[Any, Any]:
+    """A section with its interpolations (`${...}`) filled in, as plain dicts and lists."""
+    if not hasattr(section, "_get_root"):
+        return dict(section)
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        found: dict[Any, Any] = OmegaConf.to_container(section, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise SettingsError(f"{SECTION} cannot be read: {shown(str(error).partition(chr(10))[0])}") from error
+    return found
 
 
 def _fill(value: Any) -> dict[str, float]:

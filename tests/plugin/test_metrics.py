@@ -3,6 +3,7 @@
 import inspect
 import logging
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -88,7 +89,18 @@ def test_a_data_source_where_nobody_has_the_key_has_no_entry(ours):
 
 @pytest.mark.parametrize(
     "values",
-    [[42, "none"], ["none", 42], [[1], [2]], [{"a": 1}, 1.0], [1.0, [1]], [1.0, b"x"], [1j, 1j], [None, (1,)]],
+    [
+        [42, "none"],
+        ["none", 42],
+        [[1], [2]],
+        [{"a": 1}, 1.0],
+        [1.0, [1]],
+        [1.0, b"x"],
+        [1j, 1j],
+        [None, (1,)],
+        [10**400, None],
+        [Fraction(1, 2), 1],
+    ],
     ids=repr,
 )
 def test_a_key_that_is_no_number_everywhere_is_left_out_with_one_warning(values, ours, caplog):

@@ -7,7 +7,6 @@ verl's own function, bit for bit; the rest is averaged here, with verl's own boo
 from __future__ import annotations
 
 import inspect
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -141,7 +140,7 @@ def _kind(values: Sequence[Any]) -> str:
     """What the values of one key are within one data source: the first line that fits."""
     present = [value for value in values if value is not None]
     texts = sum(isinstance(value, str) for value in present)
-    counted = sum(isinstance(value, numbers.Real | np.bool_) for value in present)
+    counted = sum(map(_can_be_averaged, present))
     if not present:
         return NOTHING
     if texts == len(present):
@@ -149,6 +148,17 @@ def _kind(values: Sequence[Any]) -> str:
     if counted < len(present):
         return MIXED
     return NUMBERS if len(present) == len(values) else SPARSE
+
+
+def _can_be_averaged(value: Any) -> bool:
+    """By NumPy, as verl does it: not so fractions, and integers beyond float64."""
+    if not isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _failed_sessions(counts: Mapping[tuple[str, str], int], uids: Iterable[Any]) -> dict[str, int]:
