@@ -10,6 +10,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -1283,3 +1284,24 @@ def test_attaching_more_or_fewer_reward_dicts_than_samples_is_a_named_error(info
     with pytest.raises(RowError, match=rf"{len(infos)} reward dict\(s\) for 2 sample\(s\)"):
         attach_reward_extra_info(output, infos)
     assert output.non_tensor_batch == {}
+
+
+# --- threads -----------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_finalize_concatenate_and_unite_batches_of_their_own_do_not_meet() -> None:
+    rows = [[{"acc": float(n), f"key {n % 5}": [n] * (n % 3)} for n in range(first, first + 50)] for first in range(40)]
+    alone = [columns_of(through(batch)) for batch in rows]
+    with ThreadPoolExecutor(16) as threads:
+        for _ in range(5):
+            assert list(threads.map(lambda batch: columns_of(through(batch)), rows)) == alone
+
+
+def through(rows: Any) -> DataProto:
+    """Raw chunks concatenated, finalized, beside a finalized one, united with a batch of prompts."""
+    cut = len(rows) // 2
+    batch = SparseDataProto.concat([scored(rows[:cut]), scored(rows[cut:], first=cut)]).finalize()
+    batch = SparseDataProto.concat([batch, finalized(rows, first=len(rows))])
+    return batch.union(
+        plain(batch.non_tensor_batch["uid"], extra=range(len(batch))).select(non_tensor_batch_keys=["uid"])
+    )

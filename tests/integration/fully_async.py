@@ -30,7 +30,7 @@ class Rollouter(FullyAsyncRollouter.__ray_metadata__.modified_class):
         self.active_tasks, self.pending_queue = set(), asyncio.Queue()
         self.total_generated_samples = self._step_generated_samples = self.processed_sample_count = 0
         self.staleness_samples = self.dropped_stale_samples = 0
-        self.max_required_samples = self.required_samples = self.max_queue_size = self.max_concurrent_samples = 100
+        self.max_required_samples = self.required_samples = self.max_queue_size = self.max_concurrent_samples = 1000
         self.staleness_threshold = 1
 
     async def send(self, samples, at_once=False):

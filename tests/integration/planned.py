@@ -13,7 +13,7 @@ REWARDS = [
     "reward.custom_reward_function.name=planned_or_verls_own",
     "reward.num_workers=1",
 ]
-QUESTIONS = 64
+QUESTIONS = 256
 
 
 def planned_or_verls_own(data_source, solution_str, ground_truth, extra_info, **kwargs):

@@ -386,11 +386,11 @@ def test_rows_that_the_trainer_reorders_keep_their_rewards(train_on, rows_of):
     assert batch.non_tensor_batch["reward_extra_info"].tolist() == ordered
 
 
-def test_64_samples_in_flight_at_once_on_one_manager_keep_their_rows_apart(train_on):
+def test_256_samples_in_flight_at_once_on_one_manager_keep_their_rows_apart(train_on):
     rewards = {
         f"uid_sample_0_{number}": [
-            {"score": number / 64, f"only {number % 7}": f"sample {number}", "both": number},
-            {"score": -number / 64, "both": -number} | ({"odd": [number]} if number % 2 else {}),
+            {"score": number / 256, f"only {number % 7}": f"sample {number}", "both": number},
+            {"score": -number / 256, "both": -number} | ({"odd": [number]} if number % 2 else {}),
         ]
         for number in range(QUESTIONS)
     }
