@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix e2e soak bench docs dist lint format constraints clean
+.PHONY: help setup demo test matrix e2e soak bench audit docs dist lint format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ bench: $(VENV)/.bench ## ours beside stock, the plain union and data frames, in 
 $(VENV)/.bench: $(READY)
 	$(BIN)/python $(INSTALL) -c $(CONSTRAINTS) -e '.[bench]'
 	touch $@
+
+audit: ## advisories on what verl-ext requires, as pinned for verl $(VERL); asks PyPI
+	$(PYTHON) -m venv .venv/audit && .venv/audit/bin/python $(INSTALL) pip-audit
+	grep -E '^(numpy|torch|tensordict|wrapt|rich|typer)==' $(CONSTRAINTS) > .venv/audit/required.txt
+	.venv/audit/bin/pip-audit --disable-pip --no-deps -r .venv/audit/required.txt
 
 docs: .venv/docs/.ready ## the documentation as a site in build/site, warnings as errors
 	@NO_MKDOCS_2_WARNING=1 .venv/docs/bin/mkdocs build --strict --quiet

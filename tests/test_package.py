@@ -1,5 +1,6 @@
 """The package as it is installed and imported: what comes with it, what it needs, and what works without verl."""
 
+import ast
 import json
 import re
 import shutil
@@ -187,3 +188,16 @@ def test_verl_finds_the_plugin_by_an_entry_point_in_lower_case_and_the_shell_the
     text = wheel.read(file).decode()
     assert "[verl.plugins]\nverl_ext = verl_ext.autoload\n" in text  # verl lower-cases the names in its policy
     assert "[console_scripts]\nverl-ext = verl_ext.__main__:main\n" in text
+
+
+def test_no_code_of_ours_evaluates_text_or_formats_by_it():
+    """Reward text is data. (Shells, pickles and the like are ruff's part: rules `S`.)"""
+    for file in (SOURCES / "verl_ext").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                by_text = name in ("format", "format_map") and isinstance(node.func, ast.Attribute)
+                assert name not in ("eval", "exec", "system", "popen"), f"{file}:{node.lineno}"
+                assert not by_text or isinstance(node.func.value, ast.Constant), f"{file}:{node.lineno}"
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                assert not isinstance(node.left, ast.JoinedStr), f"{file}:{node.lineno}"

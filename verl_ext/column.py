@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.errors import RowError, shown
+from verl_ext.errors import RowError, bare, shown
 
 RAW_COLUMN = "reward_extra_info"
 """verl's own name for the column of per-sample reward dicts (`AgentLoopWorker._postprocess`)."""
@@ -93,7 +93,7 @@ class SparseNonTensor(np.ndarray):
         counts: dict[str, int] = {}
         for key in chain.from_iterable(rows):
             counts[key] = counts.get(key, 0) + 1
-        named = [f"{_bare(key)} {count}/{self.size}" for key, count in list(counts.items())[:_KEYS_IN_REPR]]
+        named = [f"{bare(key)} {count}/{self.size}" for key, count in list(counts.items())[:_KEYS_IN_REPR]]
         if len(counts) > _KEYS_IN_REPR:
             named.append(f"and {len(counts) - _KEYS_IN_REPR} more keys")
         shape = f"{self.size} rows" if self.ndim < 2 else f"{' x '.join(map(str, self.shape))} rows"
@@ -153,11 +153,6 @@ def _restore(pickle_format: int, *state: Any) -> SparseNonTensor:
     shape, rows = state
     column: SparseNonTensor = np.fromiter(rows, object, len(rows)).view(_RowsOfColumns).view(SparseNonTensor)
     return column if len(shape) == 1 else column.reshape(shape)
-
-
-def _bare(key: str) -> str:
-    quoted = shown(key)
-    return quoted[1:-1] if quoted[0] == quoted[-1] else quoted
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
 
 
+def bare(text: str) -> str:
+    """`text` where it must stand as it is spelt, in a name or a command: as `shown`, if it would do harm there."""
+    return text if text.isprintable() and len(text) <= _LONGEST_QUOTE else shown(str(text))[1:-1]
+
+
 class VerlExtError(Exception):
     """Base class of every error that verl-ext raises on its own account."""
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from verl_ext.errors import NotNumericError, shown
+from verl_ext.errors import NotNumericError, bare, shown
 from verl_ext.schema import is_tensor
 
 PREFIX = "reward_extra"
@@ -271,7 +271,7 @@ class RewardMetrics:
         metrics: dict[str, float] = {}
         for key in keys:
             for place in places:
-                name = f"{PREFIX}/{key}" if place is None else f"{PREFIX}/{place}/{key}"
+                name = "/".join([PREFIX, *map(bare, (key,) if place is None else (place, key))])
                 if f"{name}/count" in metrics:
                     self.warn(("name", name), f"two reward keys would be logged as {shown(name)}: one is left out")
                 else:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.errors import MissingRewardError, SettingsError, shown
+from verl_ext.errors import MissingRewardError, SettingsError, bare, shown
 
 SECTION = "verl_ext"
 
@@ -122,7 +122,7 @@ def _options() -> str:
 
 def _spelling(key: str) -> str:
     """How a user writes a fill for `key` on verl's command line."""
-    dotted = key.replace("_", "a").isalnum() and key.isascii()
+    dotted, key = key.replace("_", "a").isalnum() and key.isascii(), bare(key)
     return f"+{SECTION}.fill.{key}=0.0" if dotted else f"'+{SECTION}.fill={{{key}: 0.0}}'"
 
 
