@@ -272,7 +272,7 @@ def _site(report: SiteStatus, error: Exception | None, remedies: Mapping[State, 
         return Site(name, module, ABSENT, f"this verl has no {module.rpartition('.')[2]}")
     if error is not None:
         return Site(name, module, NOT_IMPORTABLE, f"{module}: {_said(error)}", "mend that first, to take this path")
-    return Site(name, module, report.state.value, report.detail, remedies.get(report.state, "").format(name=name))
+    return Site(name, module, report.state.value, report.detail, remedies.get(report.state, "").replace("{name}", name))
 
 
 _REMEDIES = {
