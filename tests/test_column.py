@@ -6,7 +6,7 @@ import copy
 import pickle
 import random
 import tracemalloc
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from typing import Any
 
@@ -134,6 +134,7 @@ def test_present_is_bool_by_row_and_tells_a_missing_value_from_an_explicit_none(
         assert_plain(present)
         assert present.dtype == bool
         assert present.tolist() == list(map(bool, expected))
+    assert SparseNonTensor().present("acc").dtype == bool
 
 
 def test_present_does_not_add_keys_to_a_defaultdict() -> None:
@@ -176,6 +177,7 @@ def test_the_repr_is_short_printable_and_on_one_line_for_any_rows(rows: list[dic
 
 def test_the_repr_says_how_many_keys_it_leaves_out() -> None:
     assert repr(SparseNonTensor([dict.fromkeys("abcdefgh")])).endswith("f 1/1, and 2 more keys)")
+    assert repr(SparseNonTensor([dict.fromkeys("abcdef")])).endswith("f 1/1)")
 
 
 # --- moving rows -------------------------------------------------------------------------------------------------
@@ -470,9 +472,23 @@ def test_what_writes_without_looking_at_rows_is_refused(
 ) -> None:
     with pytest.raises(error):
         write(column)
+    if error is RowError:
+        with pytest.raises(RowError, match=r"write rows by assignment, column\[index\] = row"):
+            write(column)
     assert_column(column, ROWS)
     column[0] = {}
     assert column[0] == {}  # and the refusal has not made it read-only
+
+
+def test_astype_hands_on_what_else_it_is_given(column: SparseNonTensor) -> None:
+    assert np.shares_memory(column.astype(object, copy=False), column)
+    assert np.shares_memory(column.astype(object, "K", "unsafe", True, False), column)
+    assert not np.shares_memory(column.astype(object), column)
+
+
+def test_a_named_tuple_among_the_arguments_of_a_numpy_function_stays_one(column: SparseNonTensor) -> None:
+    axes = namedtuple("axes", "one other")(0, 1)
+    assert np.rot90(column[:4].reshape(2, 2), 2, axes).tolist() == [ROWS[3:1:-1], ROWS[1::-1]]
 
 
 def test_a_plain_view_is_the_way_out(column: SparseNonTensor) -> None:

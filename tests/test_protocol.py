@@ -463,6 +463,7 @@ def test_attaching_reward_dicts_gives_a_raw_batch_and_leaves_the_output_as_it_wa
     assert snapshot(output) == before
     assert type(batch) is SparseDataProto
     assert batch.batch is output.batch
+    assert batch.meta_info is output.meta_info
     assert list(batch.non_tensor_batch) == ["uid", RAW_COLUMN, "multi_modal_inputs", "turn_scores"]
     assert batch.non_tensor_batch[RAW_COLUMN].tolist() == rows
     assert list(attach_reward_extra_info(plain(["u0"], a=[1]), [{}]).non_tensor_batch) == ["uid", "a", RAW_COLUMN]
@@ -478,6 +479,17 @@ def test_a_tensordict_that_lost_the_raw_column_on_its_way_still_becomes_a_batch(
     batch = cls.from_tensordict(batch_of(cls).to_tensordict().exclude(RAW_COLUMN))
     assert list(batch.non_tensor_batch) == ["uid"]
     assert batch.meta_info == {"step": 7}
+
+
+def test_a_tensordict_that_stock_made_becomes_a_batch_of_ours_with_what_the_caller_adds_to_meta_info() -> None:
+    made = batch_of(DataProto, column=objects).select(non_tensor_batch_keys=["uid"]).to_tensordict()
+    for batch in (
+        SparseDataProto.from_tensordict(made, {"added": 1}),
+        SparseDataProto.from_tensordict(made, meta_info={"added": 1}),
+    ):
+        assert type(batch) is SparseDataProto
+        assert batch.non_tensor_batch["uid"].tolist() == ["u0", "u1", "u2", "u3"]
+        assert batch.meta_info == {"step": 7, "added": 1}
 
 
 def test_what_to_tensordict_remembers_is_not_left_in_meta_info_on_either_side() -> None:
@@ -994,8 +1006,18 @@ def test_a_tensor_that_a_chunk_lacks_is_a_named_error() -> None:
         BatchMismatchError, match=r"'rm_scores' is missing in batch\(es\) 1, 2, 3, 4, 5, 6, 7, 8, \.\.\."
     ):
         SparseDataProto.concat(chunks)
+    with pytest.raises(BatchMismatchError, match=r"'rm_scores' is missing in batch\(es\) 1, 2, 3, 4, 5, 6, 7, 8 \("):
+        SparseDataProto.concat(chunks[:9])
     with pytest.raises(BatchMismatchError, match=r"'number' is missing in batch\(es\) 0 \(counting from 0\)"):
         SparseDataProto.concat([scored([{}], tensors=False), scored([{}])])
+
+
+def test_batches_without_tensors_join_raw_beside_finalized() -> None:
+    chunks = [scored([{"acc": 1}], tensors=False), finalized([{"acc": 0.5, "pred": "7"}], first=1, tensors=False)]
+    batch = SparseDataProto.concat(chunks)
+    assert batch.batch is None
+    assert batch.non_tensor_batch["acc"].tolist() == [1.0, 0.5]
+    assert batch.non_tensor_batch["pred"].tolist() == [None, "7"]
 
 
 def test_a_batch_whose_tensors_were_all_popped_joins_one_that_never_had_any() -> None:

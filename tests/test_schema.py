@@ -705,6 +705,21 @@ def test_values_that_differ_or_cannot_be_compared_are_not_the_same_value(one, ot
     assert same_value({"a": [one]}, {"a": [other]}) is False
 
 
+@pytest.mark.parametrize("kind", ["M8[D]", "m8[s]", "V4"])
+def test_arrays_of_kinds_that_python_would_bend_are_compared_element_by_element(kind):
+    one = (
+        np.arange(3, dtype="i4")
+        .astype("i8" if kind != "V4" else "i4")
+        .view(kind if kind == "V4" else "i8")
+        .astype(kind)
+    )
+    other = one.copy()
+    assert same_value(one, other)
+    other[2] = other[1]
+    assert not same_value(one, other)
+    assert not same_value(one, one[:2])
+
+
 def test_lists_too_deep_to_compare_are_not_the_same_value():
     one: list = []
     other: list = []

@@ -63,8 +63,8 @@ def _cells(points: Sequence[Point]) -> Iterator[str]:
 
 def _rect(x: float, width: float, kind: str) -> str:
     y, height = (0.42, 0.16) if kind == "h0" else (0, 1)
-    hidden = '<rect x="{0}" y="0" width="{1}" height="1" fill="transparent"/>' if kind == "h0" else ""
-    return f'{hidden.format(x, width)}<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}"/>'
+    hidden = f'<rect x="{x}" y="0" width="{width}" height="1" fill="transparent"/>' if kind == "h0" else ""
+    return f'{hidden}<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}"/>'
 
 
 def trend(points: Sequence[Point], label: str) -> str:
