@@ -103,7 +103,7 @@ def report(
     <step>.jsonl or <step>.jsonl.gz. Exit code 1 if a line is no JSON object, or a file among others cannot be read.
     """
     from verl_ext.report.command import run_report
-    from verl_ext.report.read import NoRowError
+    from verl_ext.report.read import NoRowError, ReportError
 
     if isinstance(sys.stdout, TextIOWrapper):  # a value that the terminal's encoding lacks is escaped, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -115,6 +115,10 @@ def report(
         raise _failed(error, 1) from None
     except VerlExtError as error:
         raise _failed(error) from None
+    except BrokenPipeError:  # a reader such as `head` has closed standard output: typer ends quietly
+        raise
+    except OSError as error:
+        raise _failed(ReportError(f"standard output cannot be written: {error.strerror}")) from None
     raise typer.Exit(1 if faults else 0)
 
 

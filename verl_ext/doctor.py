@@ -250,7 +250,11 @@ def _how_loaded() -> tuple[str, str]:
     if AUTOLOAD in sys.modules:
         if all(report.state is State.DISABLED for report in status()):
             return f"loaded, and disabled by {DISABLE}={os.environ.get(DISABLE)}", f"unset {DISABLE}"
-        misspelt = f"{DISABLE} names no patch site: {', '.join(names)}" if (names := unknown_names()) else ""
+        misspelt = (
+            f"{DISABLE} names no patch site: {', '.join(names)}; spell it as below"
+            if (names := unknown_names())
+            else ""
+        )
         return f"loaded by {MODULES if named else 'entry point' if has_entry_points() else 'an import'}", misspelt
     if named:
         return f"not loaded, although {MODULES} names it", f"`import {AUTOLOAD}` in a Python shell shows the error"

@@ -9,6 +9,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -273,7 +274,10 @@ class RewardMetrics:
             for place in places:
                 name = "/".join([PREFIX, *map(bare, (key,) if place is None else (place, key))])
                 if f"{name}/count" in metrics:
-                    self.warn(("name", name), f"two reward keys would be logged as {shown(name)}: one is left out")
+                    self.warn(
+                        ("name", name),
+                        f"two series would be logged as {shown(name)}, of a key and of a data source: one is left out",
+                    )
                 else:
                     metrics.update(step.summary(place, key).metrics(name))
         return metrics
@@ -287,7 +291,7 @@ class RewardMetrics:
                 return None
             self.warn(
                 ("kind", key),
-                f"the reward key {shown(key)}, a number before, is none everywhere: {error}. It counts as missing",
+                f"the reward key {shown(key)}, a number before, is no number in some samples: {error}. It counts as missing there",
             )
             values, mask = numeric([value if _is_number(value) else None for value in column])
         if not np.isfinite(values[mask]).all():
@@ -322,5 +326,8 @@ class RewardMetrics:
 
 
 def _label(text: str) -> str:
-    """A value as it may stand in a metric's name: text that a model wrote is data."""
-    return shown(text)[1:-1][:_LONGEST_TEXT].replace("/", "_")
+    """A value as it may stand in a metric's name: what cannot is cut and ends in a digest, by which two stay two."""
+    if text.isprintable() and "/" not in text and len(text) <= _LONGEST_TEXT:
+        return text
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{shown(text)[1:-1][: _LONGEST_TEXT - 10].replace('/', '_')} #{digest}"

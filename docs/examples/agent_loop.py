@@ -4,6 +4,8 @@ Name it in the file of `actor_rollout_ref.rollout.agent.agent_loop_config_path`,
 
     - name: two_looks
       _target_: agent_loop.TwoLooks
+
+verl's workers import it by that name: put its directory into PYTHONPATH on every node.
 """
 
 from typing import Any

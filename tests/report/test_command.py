@@ -23,7 +23,13 @@ def run(*arguments, start=("-m", "verl_ext"), **environment):
     """`verl-ext report` in a process of its own."""
     command = [sys.executable, *start, "report", *map(str, arguments)]
     return subprocess.run(
-        command, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, errors="replace", timeout=120
+        command,
+        env={**ENVIRONMENT, **environment},
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=120,
     )
 
 
@@ -101,9 +107,9 @@ def test_json_is_strict_and_holds_what_the_table_says(tmp_path):
     assert dump["keys"]["acc"]["mean"] == "NaN"
     assert dump["keys"]["pred"]["values"] == [{"value": "a", "count": 1}]
     assert dump["findings"][0] == {
-        "kind": "not finite",
+        "kind": "not a number",
         "key": "acc",
-        "text": "NaN in all steps",
+        "text": "in all steps",
         "steps": [{"first": 2, "last": 2}],
     }
 
@@ -231,6 +237,28 @@ def test_a_reader_that_closes_early_is_exit_code_1_without_a_word(tmp_path):
     command = f"{sys.executable} -m verl_ext report {tmp_path} --json | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["/bin/bash", "-c", command], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("{\n1\n", "")
+
+
+def test_rows_that_say_no_step_or_no_data_source_are_counted_apart(tmp_path):
+    rows = [{"acc": 1, "step": 3, "data_source": "math"}, {"acc": 1, "step": 7}, {"acc": 1}, {"acc": 0}]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = run(tmp_path / "all.jsonl").stdout.splitlines()
+    assert lines[0].rstrip() == "all.jsonl: 4 rows in 2 steps (3 to 7), 2 rows of which say no step"
+    assert "3 rows without data_source" in lines
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_output_that_cannot_be_written_and_a_pipe_as_a_dump_are_one_line_and_exit_code_2(stock, arguments):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "verl_ext", "report", stock, *arguments]
+        done = subprocess.run(command, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "verl-ext: standard output cannot be written: No space left on device\n",
+    )
+    piped = run("/dev/stdin")
+    assert piped.returncode == 2
+    assert piped.stderr == "verl-ext: /dev/stdin is no file that can be read twice: write it to one first\n"
 
 
 def test_help_says_what_the_exit_codes_mean():

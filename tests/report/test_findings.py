@@ -30,8 +30,27 @@ def found(*steps):
             ("changes type", "pred", "number in step 1, text in step 2"),
         ),
         ([[{"pred": 1}, {"pred": "1"}]] * 2, ("changes type", "pred", "number and text within all steps")),
-        ([[{"acc": float("nan")}], [{"acc": 1}]], ("not finite", "acc", "NaN in step 1")),
-        ([[{"acc": float("-inf")}, {"acc": float("nan")}]], ("not finite", "acc", "NaN and infinite in all steps")),
+        ([[{"acc": float("nan")}], [{"acc": 1}]], ("not a number", "acc", "in step 1")),
+        ([[{"acc": float("-inf")}, {"acc": float("nan")}]], ("not a number", "acc", "in all steps")),
+        ([[{"acc": float("inf")}], [{"acc": 1.0}]], ("infinite", "acc", "in step 1")),
+        (
+            [[{"pred": 1}, {"pred": "1"}], [{"pred": 1}, {"pred": []}]],
+            (
+                "changes type",
+                "pred",
+                "number and text in step 1, number and list in step 2; number and text within step 1; "
+                "number and list within step 2",
+            ),
+        ),
+        (
+            [[{"pred": value}] for value in (1, "a", 1, "a", 1, "a")],
+            (
+                "changes type",
+                "pred",
+                "number in step 1, text in step 2; text in step 2, number in step 3; number in step 3, text in step 4; "
+                "and 2 more changes",
+            ),
+        ),
         ([[{"score": 1.0}], [{"score": None}]], ("ends early", "score", "not after step 1")),
         ([[{"score": 1.0}, {"score": None}]], ("score replaced", "score", "null or missing in 1 of 2 rows")),
     ],
@@ -50,6 +69,18 @@ def test_rows_without_a_key_are_counted_only_where_their_like_have_it():
 
 def test_a_key_that_only_some_rows_of_every_step_have_is_no_finding():
     assert found(*[[{"acc": 1, "pred": "a"}, {"acc": True}, {"acc": 0.5, "pred": None}]] * 3) == []
+
+
+def test_nan_and_infinity_are_two_findings_each_with_its_own_steps_and_missing_nan_is_none():
+    steps = [[{"acc": float("nan")}], [{"acc": float("inf")}], [{"acc": 1.0}]]
+    assert found(*steps) == [("not a number", "acc", "in step 1"), ("infinite", "acc", "in step 2")]
+    dump = Dump("rollout", "data_source", nan_is_missing=True)
+    for step, rows in enumerate(steps, 1):
+        for row in rows:
+            dump.add(row, step)
+    dump.settle()
+    kinds = [(finding.kind, finding.text) for finding in findings(dump)]
+    assert kinds == [("begins late", "not before step 2"), ("infinite", "in step 2")]
 
 
 def test_bool_int_and_float_are_one_type_as_numpy_counts_them():

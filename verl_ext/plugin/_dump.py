@@ -94,21 +94,32 @@ def dumpable(infos: Mapping[str, Sequence[Any]], own: Mapping[str, Sequence[Any]
 
 
 def _json_value(key: str, value: Any, depth: int = 0) -> Any:
-    if value is None or type(value) in (str, int, float, bool):
+    if value is None or type(value) in (int, float, bool) or (type(value) is str and value.isascii()):
         return value
+    if isinstance(value, str):
+        return _text_of_a_file(key, value)
     if isinstance(value, np.generic | np.ndarray) or is_tensor(type(value)):
         value = _python_value(value)
     if depth < _DEEPEST and isinstance(value, dict):
         return {_json_name(name): _json_value(key, item, depth + 1) for name, item in value.items()}
     if depth < _DEEPEST and isinstance(value, list | tuple):
         return [_json_value(key, item, depth + 1) for item in value]
-    if isinstance(value, str | int | float):
+    if isinstance(value, int | float):
         return value
     warn_once(
         ("dump", key),
         f"dump: the reward key {shown(key)} holds a {type(value).__name__}, which JSON cannot; it is written as text",
     )
     return str(value)
+
+
+def _text_of_a_file(key: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        warn_once(("dump", key), f"dump: the reward key {shown(key)} holds half a character; it is written escaped")
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
 
 
 def _python_value(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 
 from verl_ext.report.kinds import FAMILIES, INFINITE, NAN, named
 from verl_ext.report.summary import SCORE, Dump, Span, changes
@@ -15,7 +15,8 @@ BEGINS_LATE = "begins late"
 ENDS_EARLY = "ends early"
 CHANGES_TYPE = "changes type"
 ALL_MISSING = "all missing"
-NOT_FINITE = "not finite"
+NOT_A_NUMBER = "not a number"
+INFINITY = "infinite"
 SCORE_REPLACED = "score replaced"
 
 _SAMPLE_0 = (
@@ -26,7 +27,8 @@ _CAUSES = {
     COMES_AND_GOES: _SAMPLE_0,
     BEGINS_LATE: _SAMPLE_0,
     ENDS_EARLY: _SAMPLE_0,
-    NOT_FINITE: "Means over such values are not finite either; --nan missing leaves NaN out.",
+    NOT_A_NUMBER: "A mean over a NaN is NaN; with --nan missing, NaN counts as a missing value.",
+    INFINITY: "A mean over an infinite value is infinite, or NaN.",
     SCORE_REPLACED: "On stock verl a reward key `score` replaces the dump's own field, also in rows that lack the key.",
 }
 _MOST_CHANGES = 3
@@ -106,24 +108,27 @@ def _lost(dump: Dump, key: str, absent: Sequence[Span]) -> str:
 def _types(dump: Dump, key: str) -> Iterator[Finding]:
     if len(named(dump.kinds[key], FAMILIES)) < 2:
         return
-    parts, spans = [], []
-    for before, after in islice(changes(dump, key), _MOST_CHANGES):
-        parts.append(f"{_families(before, key)} in step {before.name}, {_families(after, key)} in step {after.name}")
-        spans.append(after)
-    mixed = [index for index, span in enumerate(dump.spans) if len(named(span.cell(key).kinds, FAMILIES)) > 1]
-    if mixed:
-        parts.append(f"{' and '.join(named(dump.kinds[key], FAMILIES))} within {_steps(dump, mixed)}")
-    yield Finding(CHANGES_TYPE, key, "; ".join(parts), spans or [dump.spans[index] for index in mixed])
+    found = list(changes(dump, key))
+    parts = [
+        f"{_families(before, key)} in step {before.name}, {_families(after, key)} in step {after.name}"
+        for before, after in found[:_MOST_CHANGES]
+    ]
+    if len(found) > _MOST_CHANGES:
+        parts.append(f"and {len(found) - _MOST_CHANGES:,} more changes")
+    mixed: dict[str, list[int]] = {}
+    for index, span in enumerate(dump.spans):
+        if len(named(span.cell(key).kinds, FAMILIES)) > 1:
+            mixed.setdefault(_families(span, key), []).append(index)
+    parts += [f"{families} within {_steps(dump, indices)}" for families, indices in mixed.items()]
+    spans = [after for _, after in found] or [dump.spans[index] for index in chain.from_iterable(mixed.values())]
+    yield Finding(CHANGES_TYPE, key, "; ".join(parts), spans)
 
 
 def _not_finite(dump: Dump, key: str) -> Iterator[Finding]:
-    kinds = NAN | INFINITE
-    found = [index for index, span in enumerate(dump.spans) if span.cell(key).kinds & kinds]
-    if found:
-        names = named(dump.kinds[key] & kinds, {"NaN": NAN, "infinite": INFINITE})
-        yield Finding(
-            NOT_FINITE, key, f"{' and '.join(names)} in {_steps(dump, found)}", [dump.spans[index] for index in found]
-        )
+    for kind, bits in ((NOT_A_NUMBER, NAN), (INFINITY, INFINITE)):
+        found = [index for index, span in enumerate(dump.spans) if span.cell(key).kinds & bits]
+        if found:
+            yield Finding(kind, key, f"in {_steps(dump, found)}", [dump.spans[index] for index in found])
 
 
 def _families(span: Span, key: str) -> str:

@@ -101,6 +101,8 @@ def find_dumps(path: Path, faults: Faults) -> list[DumpFiles]:
         ReportError: there is none, or more than `MOST_DUMPS`.
     """
     try:
+        if path.exists() and not (path.is_dir() or path.is_file()):
+            raise ReportError(f"{path} is no file that can be read twice: write it to one first")
         if not path.is_dir():
             return [DumpFiles(path.name, (_file(path, path.name),))]
         found = []

@@ -81,11 +81,12 @@ def _table(dump: Dump, out: Console) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column(VALUES, overflow="fold")
     table.add_column("in steps", overflow="fold")
+    longest = min(_LONGEST_KEY, out.width // 4)  # so that no name breaks into lines of its own
     for key in shown_keys(dump)[:_MOST_ROWS]:
         total = dump.total(key)
         steps = steps_of(dump, dump.present(key))
         table.add_row(
-            Text(visible(key, _LONGEST_KEY), "bold"),
+            Text(visible(key, longest), "bold"),
             *_measures(total, dump.rows),
             Text(values_of(dump, key, total)),
             Text(steps, "" if steps == "all" else "yellow"),
@@ -93,7 +94,7 @@ def _table(dump: Dump, out: Console) -> Table:
         if dump.split:
             for place, group in dump.places.items():
                 cell = group.cell(key)
-                name = Text(f"  {visible(place, _LONGEST_KEY)}", "dim")
+                name = Text(f"  {visible(place, longest - 2)}", "dim")
                 table.add_row(name, *_measures(cell, group.rows), Text(moments_of(cell), "dim"))
     return table
 
@@ -104,6 +105,8 @@ def _measures(cell: Cell, rows: int) -> list[Text]:
 
 
 def _show_further(dump: Dump, out: Console) -> None:
+    if dump.split and dump.unplaced:
+        out.print(Text(f"{counted(dump.unplaced, 'row')} without {visible(dump.by or '', _LONGEST_KEY)}"))
     if len(shown_keys(dump)) > _MOST_ROWS:
         out.print(Text(f"and {len(shown_keys(dump)) - _MOST_ROWS:,} more keys: --json has them"))
     count, more = dump.further_keys

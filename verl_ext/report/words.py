@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from verl_ext.report.kinds import named
 from verl_ext.report.read import Faults
-from verl_ext.report.summary import Cell, Dump
+from verl_ext.report.summary import NO_STEP, Cell, Dump
 from verl_ext.report.text import counted, number, times, visible
 
 VALUES = "mean (min to max), or texts"
@@ -25,9 +25,12 @@ def fault_lines(faults: Faults) -> Iterator[str]:
 
 def headline(dump: Dump) -> str:
     """The size of a dump in words."""
-    first, last = (dump.spans[0].label[0], dump.spans[-1].label[1]) if dump.spans else ("", "")
+    spans = [span for span in dump.spans if span.last != NO_STEP]
+    first, last = (spans[0].label[0], spans[-1].label[1]) if spans else ("", "")
     steps = f" ({first} to {last})" if first != last else f" ({first})" if first else ""
-    size = f"{counted(dump.rows, 'row')} in {counted(dump.step_numbers, 'step')}{steps}"
+    size = f"{counted(dump.rows, 'row')} in {counted(sum(span.steps for span in spans), 'step')}{steps}"
+    if len(spans) < len(dump.spans):
+        size += f", {counted(dump.spans[0].rows, 'row')} of which say no step"
     grouped = max((span.steps for span in dump.spans), default=1)
     return size if grouped == 1 else f"{size}, {grouped} at a time"
 
