@@ -172,7 +172,7 @@ def test_keys_that_are_no_numbers_are_left_out_and_one_that_stops_to_be_one_is_s
     assert second == {"reward_extra/len/count": 0.0, "reward_extra/len/coverage": 0.0}, "no series has a hole"
     assert third["reward_extra/len/mean"] == 4.0
     (message,) = said
-    assert "the reward key 'len', a number before, is no number in some samples: row 0 of the column 'len'" in message
+    assert "the reward key 'len', a number before, is none in some samples: row 0 of the column 'len'" in message
     assert "('three'), not a number. It counts as missing" in message
 
 

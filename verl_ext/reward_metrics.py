@@ -291,7 +291,7 @@ class RewardMetrics:
                 return None
             self.warn(
                 ("kind", key),
-                f"the reward key {shown(key)}, a number before, is no number in some samples: {error}. It counts as missing there",
+                f"the reward key {shown(key)}, a number before, is none in some samples: {error}. It counts as missing",
             )
             values, mask = numeric([value if _is_number(value) else None for value in column])
         if not np.isfinite(values[mask]).all():

@@ -88,7 +88,7 @@ def _fill_value(key: str, value: Any) -> float:
             f"{_spelling(f'{key}.{inner}')}"
         )
     if isinstance(value, bool) or not _is_finite(value):
-        raise SettingsError(f"{SECTION}.fill for {shown(key)} is {shown(value)}; it must be a finite number, also as float32")
+        raise SettingsError(f"{SECTION}.fill for {shown(key)} is {shown(value)}; it must be a finite number in float32")
     return float(value)
 
 

@@ -38,8 +38,10 @@ def found(*steps):
             (
                 "changes type",
                 "pred",
-                "number and text in step 1, number and list in step 2; number and text within step 1; "
-                "number and list within step 2",
+                (
+                    "number and text in step 1, number and list in step 2; number and text within step 1; "
+                    "number and list within step 2"
+                ),
             ),
         ),
         (
@@ -47,8 +49,10 @@ def found(*steps):
             (
                 "changes type",
                 "pred",
-                "number in step 1, text in step 2; text in step 2, number in step 3; number in step 3, text in step 4; "
-                "and 2 more changes",
+                (
+                    "number in step 1, text in step 2; text in step 2, number in step 3; number in step 3, text in step 4; "
+                    "and 2 more changes"
+                ),
             ),
         ),
         ([[{"score": 1.0}], [{"score": None}]], ("ends early", "score", "not after step 1")),
