@@ -34,7 +34,10 @@ def test_numeric_gives_float64_with_nan_where_a_value_is_missing_and_says_where_
     assert present(column).tolist() == mask
 
 
-@pytest.mark.parametrize("value", ["1.0", [1.0], {"a": 1}, b"1", 1j, np.array([1.0]), torch.ones(2)])
+@pytest.mark.parametrize(
+    "value",
+    ["1.0", [1.0], {"a": 1}, b"1", 1j, np.array([1.0]), torch.ones(2), np.timedelta64(3, "s"), np.timedelta64(3)],
+)
 def test_numeric_refuses_what_is_no_number_and_names_the_row_and_the_column(value):
     column = np.empty(3, dtype=object)
     column[1], column[2] = 1.0, value

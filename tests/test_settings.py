@@ -55,6 +55,9 @@ WRONG = {
     "+verl_ext.fill.tool.calls=0": r"verl_ext\.fill\.tool is .*'\+verl_ext\.fill=\{tool\.calls: 0\.0\}'",
     "+verl_ext.fill.acc='???'": r"verl_ext cannot be read: .*acc",
     "+verl_ext.metrics='${nowhere}'": r"verl_ext cannot be read: .*nowhere",
+    "+verl_ext='???'": r"verl_ext is '\?\?\?'",
+    "+verl_ext='${nowhere}'": r"verl_ext cannot be read: .*nowhere",
+    "+verl_ext='${oc.env:VERL_EXT_TEST_NOTHING}'": r"verl_ext cannot be read: .*Environment variable",
     "+verl_ext=3": r"verl_ext is 3; it must hold options",
 }
 
@@ -109,3 +112,13 @@ def test_a_component_or_a_fill_that_float32_cannot_hold_is_refused(value):
         training_values("acc", column, 2, Settings(), None)
     with pytest.raises(SettingsError, match="finite number"):
         Settings.of({"verl_ext": {"fill": {"acc": value}}})
+
+
+def test_a_number_and_its_text_are_one_key():
+    with pytest.raises(SettingsError, match="two of its keys are one as text"):
+        Settings.of(OmegaConf.create({"verl_ext": {"fill": {1: 2, "1": 3}}}))
+
+
+def test_an_elapsed_time_is_no_component_to_train_on():
+    with pytest.raises(MissingRewardError, match=r"'took' is np\.timedelta64"):
+        training_values("took", np.array([np.timedelta64(3, "s"), None], object), 2, Settings({"took": 0.0}), None)

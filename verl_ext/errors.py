@@ -17,7 +17,10 @@ def shown(value: Any) -> str:
     """
     try:
         text = ascii(value[: _LONGEST_QUOTE + 1] if isinstance(value, str | bytes | bytearray) else value)
-    except Exception as error:  # a user's own __repr__ may raise; the message about its row must still come out
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a user's own __repr__ may raise; the message about its row must still come out
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     if not text.isprintable():  # a repr with line breaks, as an array's, or with whatever else
         text = text[: _LONGEST_QUOTE + 1].encode("unicode_escape").decode()

@@ -6,7 +6,6 @@ Works on aligned columns; where they come from, and who logs what comes out, is 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from verl_ext.errors import NotNumericError, bare, shown
-from verl_ext.schema import is_tensor
+from verl_ext.schema import is_real, is_tensor
 
 PREFIX = "reward_extra"
 _MOST_TEXTS = 16
@@ -81,7 +80,7 @@ def _number(value: Any, row: int, name: str) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(_item(value), numbers.Real | np.bool_)
+    return is_real(_item(value))
 
 
 def _item(value: Any) -> Any:

@@ -6,6 +6,7 @@ rule holds becomes a 1-D object array with one value per row. Nothing here knows
 
 from __future__ import annotations
 
+import numbers
 import struct
 import sys
 from collections import defaultdict
@@ -297,6 +298,11 @@ RULES = (_numbers, _text, _nested)
 
 
 # --- what the rules ask about a value ----------------------------------------------------------------------------
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a bool or a real number; a `timedelta64` is none, though NumPy has it among its integers."""
+    return isinstance(value, numbers.Real | np.bool_) and not isinstance(value, np.timedelta64)
 
 
 def _is_numpy_number(kind: type) -> bool:

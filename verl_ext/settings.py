@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.errors import MissingRewardError, SettingsError, bare, shown
+from verl_ext.schema import is_real
 
 SECTION = "verl_ext"
 
@@ -49,34 +50,41 @@ class Settings:
             SettingsError: an unknown option, or a value of the wrong kind; names it.
         """
         root = config._get_root() if hasattr(config, "_get_root") else config
-        section = root.get(SECTION) if isinstance(root, Mapping) or hasattr(root, "_get_root") else None
+        section = _resolved(root) if isinstance(root, Mapping) or hasattr(root, "_get_root") else None
         if section is None:
             return cls()
         if not hasattr(section, "items"):
             raise SettingsError(f"{SECTION} is {shown(section)}; it must hold options: {_options()}")
-        given = {str(option): value for option, value in _resolved(section).items()}
+        given = {str(option): value for option, value in section.items()}
         if unknown := given.keys() - _CHECKS.keys():
             raise SettingsError(f"unknown option {SECTION}.{shown(min(unknown))[1:-1]}; there are: {_options()}")
         return cls(**{option: _CHECKS[option](value) for option, value in given.items()})
 
 
-def _resolved(section: Any) -> Mapping[Any, Any]:
-    """A section with its interpolations (`${...}`) filled in, as plain dicts and lists."""
-    if not hasattr(section, "_get_root"):
-        return dict(section)
+def _resolved(root: Any) -> Any:
+    """The section in a configuration, with its interpolations (`${...}`) filled in, as plain dicts and lists."""
+    if not hasattr(root, "_get_root"):
+        return root.get(SECTION)
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        found: dict[Any, Any] = OmegaConf.to_container(section, resolve=True, throw_on_missing=True)
+        if OmegaConf.is_missing(root, SECTION):
+            raise SettingsError(
+                f"{SECTION} is '???', which Hydra has for what must be set; it must hold options: {_options()}"
+            )
+        section = root.get(SECTION)
+        is_node = OmegaConf.is_config(section)
+        return OmegaConf.to_container(section, resolve=True, throw_on_missing=True) if is_node else section
     except OmegaConfBaseException as error:
         raise SettingsError(f"{SECTION} cannot be read: {shown(str(error).partition(chr(10))[0])}") from error
-    return found
 
 
 def _fill(value: Any) -> dict[str, float]:
     if not hasattr(value, "items"):
         raise SettingsError(f"{SECTION}.fill is {shown(value)}; it must be a number for each key: {_spelling('acc')}")
+    if len({str(key) for key in value}) < len(value):
+        raise SettingsError(f"{SECTION}.fill is {shown(value)}: two of its keys are one as text")
     return {str(key): _fill_value(str(key), value[key]) for key in value}
 
 
@@ -165,7 +173,7 @@ def training_values(key: str, column: Any, rows: int, settings: Settings, data_s
 
 def _is_finite(value: Any) -> bool:
     """Whether a value is a number that stays finite as float32, in which verl trains."""
-    number = isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating)
+    number = isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) and is_real(value)
     return number and bool(abs(value) <= _LARGEST)
 
 

@@ -3,9 +3,12 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 
+import numpy as np
+import torch
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
@@ -36,6 +39,13 @@ async def slow_or_broken(data_source, solution_str, ground_truth, extra_info, **
     if index % 3 == 1:
         raise ConnectionError("connection reset")
     return {"score": 1.0, "acc": 1.0}
+
+
+def arrays_as_scores(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    """A float, a 0-d array, a NumPy scalar and a 0-d tensor in turn."""
+    index = extra_info["index"] % 4
+    value = 1.5 * index
+    return {"score": [float, np.array, np.float32, torch.tensor][index](value), "acc": 1.0}
 
 
 def sometimes_no_score(data_source, solution_str, ground_truth, extra_info, **kwargs):
@@ -102,8 +112,8 @@ def _changing():
     return row
 
 
-def _raise():
-    raise ConnectionError("connection reset")
+def _raise(error):
+    raise error
 
 
 def _knot():
@@ -120,10 +130,13 @@ def _deep(levels):
 
 
 WRONG = {
-    "raises": _raise,
+    "raises": lambda: _raise(ConnectionError("connection reset")),
     "returns None": lambda: None,
     "returns a list": lambda: [1.0, 2.0],
     "returns text": lambda: "right",
+    "returns a list that holds itself as the score": lambda: {"score": _knot(), "acc": 1.0},
+    "exits": lambda: sys.exit(3),
+    "is interrupted": lambda: _raise(KeyboardInterrupt()),
     "returns no score": lambda: {"acc": 1.0},
     "returns a lock": lambda: {"score": 1.0, "lock": threading.Lock()},
     "returns a lock in a list": lambda: {"score": 1.0, "nested": [{"lock": threading.Lock()}]},

@@ -96,6 +96,9 @@ REFUSED = {
     "returns None": (MissingRewardError, r"data source 'math_dapo', index 4 is None \(from .*as_told"),
     "returns a list": (MissingRewardError, r"data source 'math_dapo', index 4 is \[1\.0, 2\.0\] \(from .*as_told"),
     "returns text": (MissingRewardError, "data source 'math_dapo', index 4 is 'right'"),
+    "returns a list that holds itself as the score": (MissingRewardError, r"index 4 is \[1\.0, \[\.\.\.\]\]"),
+    "exits": (MissingRewardError, r"raised SystemExit for a sample, data source 'math_dapo', index 4 \(from .*as_told"),
+    "is interrupted": (MissingRewardError, "raised KeyboardInterrupt for a sample, data source 'math_dapo', index 4"),
     "returns no score": (KeyError, "score"),
     "returns a lock": (
         NotSendableError,
@@ -104,7 +107,7 @@ REFUSED = {
     "returns a list of 900 levels": (NotSendableError, "reward key 'deep' of a sample.* holds a list .* recursion"),
     "returns a lock in a list": (NotSendableError, "reward key 'nested' of a sample.* holds a list"),
 }
-REFUSED_BY_VERL = {"returns a list", "returns text"}
+REFUSED_BY_VERL = {"returns a list", "returns text", "returns a list that holds itself as the score"}
 """Scores that the agent loop's own check of types refuses, which Ray hands on."""
 
 

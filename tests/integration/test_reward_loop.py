@@ -235,6 +235,31 @@ def test_a_worker_class_that_replaces_the_method_keeps_stock_behaviour_and_is_no
     assert "compute_score_batch of their own" in caplog.text
 
 
+def test_what_a_worker_class_adds_to_the_answer_of_verls_own_method_arrives(manage, rows):
+    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+
+    class Timed(RewardLoopWorker):
+        async def compute_score(self, data):
+            answer = await super().compute_score(data)
+            answer["reward_extra_info"].update(latency=1.5)
+            if "steps" in answer["reward_extra_info"]:
+                answer["reward_extra_info"]["steps"].append(99)
+            return answer
+
+    manager, config = manage([*custom("conditional_keys"), "reward.num_workers=1"])
+    ray.kill(manager.reward_loop_workers[0])
+    manager.reward_loop_workers = [ray.remote(Timed).remote(config, None)]
+    scored = manager.compute_rm_score(rig.scored_batch(rows[:6], config))
+    assert scored.non_tensor_batch["latency"].tolist() == [1.5] * 6
+    assert scored.non_tensor_batch["steps"].tolist() == [None, [0.1, 99], None, None, None, [0.1, 0.1, 99]]
+
+
+def test_a_score_that_stock_verl_takes_is_taken_also_in_the_midst_of_a_batch(manage, rows):
+    manager, config = manage([*custom("arrays_as_scores"), "reward.num_workers=1"])
+    scored = manager.compute_rm_score(rig.scored_batch(rows[:4], config))
+    assert scored.batch["rm_scores"].sum(dim=1).tolist() == [0.0, 1.5, 3.0, 4.5]
+
+
 def test_a_driver_without_the_plugin_never_sees_an_envelope(manage, rows, stock):
     manager, config = manage(["reward.num_workers=2"])
     gsm8k = [row for row in rows if row["data_source"] == "openai/gsm8k"][:4]

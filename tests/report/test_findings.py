@@ -50,8 +50,8 @@ def found(*steps):
                 "changes type",
                 "pred",
                 (
-                    "number in step 1, text in step 2; text in step 2, number in step 3; number in step 3, text in step 4; "
-                    "and 2 more changes"
+                    "number in step 1, text in step 2; text in step 2, number in step 3; number in step 3, text in "
+                    "step 4; and 2 more changes"
                 ),
             ),
         ),

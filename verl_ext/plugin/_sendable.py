@@ -1,4 +1,4 @@
-"""What a reward function returned, on its way to another process: made such that it arrives, or refused by name.
+"""What a reward worker answers, on its way to another process: made such that it arrives, or refused by name.
 
 Ray packs the lists and dicts of an async actor's reply recursively on a small stack, so that a list that holds itself,
 or is nested some hundred levels deep, ends the process. And of what does not pickle its error names no sample.
@@ -6,59 +6,84 @@ or is nested some hundred levels deep, ends the process. And of what does not pi
 
 from __future__ import annotations
 
-import pickle
 from types import NoneType
 from typing import Any
 
+from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import NotSendableError, shown
 
 _SIMPLE = frozenset((NoneType, bool, int, float, str, bytes))
+_UNPICKLED = (Exception, SystemExit, KeyboardInterrupt)  # whatever a user's own __reduce__ raises
 
 
-class _Pickled(dict[Any, Any]):
-    """A reward dict that Ray pickles as a whole, and that arrives as the plain dict that it was made of."""
-
-    def __init__(self, row: dict[Any, Any], content: bytes) -> None:
-        super().__init__(row)
-        self._content = content
+class _Pickled(dict[str, Any]):
+    """An answer that Ray pickles as a whole, and that arrives as the plain dict that it is."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (self._content,)  # in Ray's own unpickling
+        return dict, (dict(self),)
 
 
-def sendable(row: Any, sample: str) -> Any:
-    """A reward dict such that Ray can send it; anything else as it is.
+def sendable(answer: dict[str, Any], sample: str) -> dict[str, Any]:
+    """What a reward worker answers for one sample, such that Ray can send it.
 
     Args:
-        row: what the reward function returned.
+        answer: verl's `reward_score`, `reward_extra_info` and whatever a reward manager adds.
         sample: which one it is, for the message.
 
     Raises:
-        NotSendableError: a value does not pickle; names the key, the sample and the reason.
+        NotSendableError: a part of it does not pickle; names the key, the sample and the reason.
     """
-    if not isinstance(row, dict) or _SIMPLE.issuperset(map(type, row.values())):
-        return row
-    from ray import cloudpickle
-
-    try:
-        return _Pickled(row, cloudpickle.dumps(row))
-    except Exception:  # whatever a user's own __reduce__ raises
-        refuse_unsendable(row, sample)
-        raise
+    row = answer.get(RAW_COLUMN)
+    fields = {name: value for name, value in answer.items() if name != RAW_COLUMN}
+    if _is_simple(fields) and (row is None or _is_simple(row)):
+        return answer
+    reason = _why_not(answer)
+    if reason is None:
+        return _Pickled(answer)
+    refuse_unsendable(row, sample)
+    for name, value in fields.items():
+        _refuse(f"the field {shown(name)} of the answer for {sample}", value)
+    raise NotSendableError(f"the answer for {sample} cannot be sent to another process: {reason}")
 
 
 def refuse_unsendable(row: Any, sample: str) -> None:
-    """Raise for the first value of a reward dict that does not pickle: the arguments and the error are `sendable`'s."""
+    """Raise for the first part of a reward dict that does not pickle: the arguments and the error are `sendable`'s."""
+    if _is_simple(row) or _why_not(row) is None:
+        return
+    for key, value in row.items() if isinstance(row, dict) else ():
+        _refuse(f"a reward key of {sample}", key)
+        _refuse(f"the reward key {shown(key)} of {sample}", value)
+    _refuse(f"the reward info of {sample}", row)
+
+
+def _refuse(what: str, value: Any) -> None:
+    reason = _why_not(value)
+    if reason is not None:
+        raise NotSendableError(
+            f"{what} holds a {type(value).__name__} ({shown(value)}) that Ray cannot send to another process: "
+            f"{reason}. Return numbers, text, or lists and dicts of them"
+        )
+
+
+def _is_simple(row: Any) -> bool:
+    return type(row) is dict and _SIMPLE.issuperset(map(type, row.values())) and {str}.issuperset(map(type, row))
+
+
+def _why_not(value: Any) -> str | None:
+    """Why a value does not pickle; `None` where it does."""
+    if type(value) in _SIMPLE:
+        return None
     from ray import cloudpickle
 
-    for key, value in row.items() if isinstance(row, dict) else ():
-        if type(value) in _SIMPLE:
-            continue
-        try:
-            cloudpickle.dumps(value)
-        except Exception as error:
-            raise NotSendableError(
-                f"the reward key {shown(key)} of {sample} holds a {type(value).__name__} ({shown(value)}) that Ray "
-                f"cannot send to another process: {type(error).__name__}: {shown(str(error))}. Return numbers, text, "
-                "or lists and dicts of them"
-            ) from error
+    try:
+        cloudpickle.dumps(value)
+    except _UNPICKLED as error:
+        return f"{type(error).__name__}: {_said(error)}"
+    return None
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return shown(str(error))[1:-1]
+    except Exception as another:
+        return f"its text cannot be had ({type(another).__name__})"

@@ -42,9 +42,15 @@ def _compute_score(stock: Function) -> Function:
     async def compute_score(self: Any, data: Any) -> Any:
         # A discriminative reward model answers without extra info. The manager reads that as {}, but the agent loop,
         # which asks for single samples, indexes it: KeyError.
-        output = {"reward_extra_info": {}, **await stock(self, data)}
-        row = sendable(output["reward_extra_info"], f"a sample{told_by(0, data.non_tensor_batch)}")
-        return {**output, "reward_extra_info": row}
+        sample = f"a sample{told_by(0, data.non_tensor_batch)}"
+        try:
+            output = {"reward_extra_info": {}, **await stock(self, data)}
+        except (SystemExit, KeyboardInterrupt) as error:  # in an actor's event loop, it would answer nobody any more
+            raise MissingRewardError(
+                f"the reward function raised {type(error).__name__} for {sample} (from {_scorer(self.config)}): "
+                "return a score, or raise an Exception"
+            ) from None
+        return sendable(output, sample)
 
     return compute_score
 
@@ -75,7 +81,10 @@ def _compute_score_batch(stock: Function) -> Function:
             return outputs
         scores = [output["reward_score"] for output in outputs]
         refuse_missing_scores(scores, data.non_tensor_batch, self.config, numbers=_makes_a_tensor_of_numbers(self))
-        return [{**output, "reward_extra_info": _envelope(output.get("reward_extra_info"))} for output in outputs]
+        return [
+            type(output)({**output, "reward_extra_info": _envelope(output.get("reward_extra_info"))})
+            for output in outputs
+        ]
 
     return compute_score_batch
 
@@ -116,20 +125,23 @@ def _is_number(score: Any) -> bool:
     if type(score) is float:
         return True
     try:
-        return torch.tensor([score], dtype=torch.float32).shape == (1,)
+        return torch.tensor([0.0, score], dtype=torch.float32).shape == (2,)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return False
 
 
 def missing_score(score: Any, row: int, rows: int, columns: Mapping[str, Any], config: Any) -> str:
     """What to say of a sample without a score: the other arguments are those of `refuse_missing_scores`."""
-    custom = config.reward.get("custom_reward_function") or {}
-    scorer = f"{custom.get('path')}:{custom.get('name')}" if custom.get("path") else "verl's own scorer"
     return (
-        f"the score of row {row} of {rows}{told_by(row, columns)} is {shown(score)} (from {scorer}, reward manager "
-        f"{shown(str(config.reward.reward_manager.name))}): return a number, for example 0.0 for an answer that "
-        "cannot be scored"
+        f"the score of row {row} of {rows}{told_by(row, columns)} is {shown(score)} (from {_scorer(config)}): "
+        "return a number, for example 0.0 for an answer that cannot be scored"
     )
+
+
+def _scorer(config: Any) -> str:
+    custom = config.reward.get("custom_reward_function") or {}
+    function = f"{custom.get('path')}:{custom.get('name')}" if custom.get("path") else "verl's own scorer"
+    return f"{function}, reward manager {shown(str(config.reward.reward_manager.name))}"
 
 
 def told_by(row: int, columns: Mapping[str, Any]) -> str:
