@@ -1008,8 +1008,34 @@ def test_a_tensor_that_a_chunk_lacks_is_a_named_error() -> None:
         SparseDataProto.concat(chunks)
     with pytest.raises(BatchMismatchError, match=r"'rm_scores' is missing in batch\(es\) 1, 2, 3, 4, 5, 6, 7, 8 \("):
         SparseDataProto.concat(chunks[:9])
-    with pytest.raises(BatchMismatchError, match=r"'number' is missing in batch\(es\) 0 \(counting from 0\)"):
+    hint = (
+        r"\(counting from 0\)\. Tensors have no fill value: make every worker return it "
+        r"\(is a score None for some samples\?\)$"
+    )
+    with pytest.raises(BatchMismatchError, match=hint):
+        SparseDataProto.concat(chunks)
+    with pytest.raises(
+        BatchMismatchError, match=r"'number' is missing in batch\(es\) 0 \(counting from 0\).* return it$"
+    ):
         SparseDataProto.concat([scored([{}], tensors=False), scored([{}])])
+
+
+@pytest.mark.parametrize("key", ["acc", "format/acc"])
+def test_the_columns_of_a_second_raw_column_are_decided_anew_where_their_dicts_are_left(key: str) -> None:
+    chunks = []
+    for first, value in enumerate((np.int8(1), np.int16(300))):
+        chunk = scored([{}], first=first)
+        chunk.non_tensor_batch["judge"] = SparseNonTensor([{key: value}])
+        chunks.append(chunk.finalize())
+    column = SparseDataProto.concat(chunks).non_tensor_batch[f"judge/{key}"]
+    assert (column.dtype, column.tolist()) == (np.int64, [1, 300])  # stock's concat would leave int16
+
+
+def test_two_raw_columns_that_flatten_to_one_name_are_told_apart_in_the_message() -> None:
+    batch = scored([{"judge/acc": 1}])
+    batch.non_tensor_batch["judge"] = SparseNonTensor([{"acc": 2}])
+    with pytest.raises(FieldCollisionError, match="is already a key of the raw column 'reward_extra_info'"):
+        batch.finalize()
 
 
 def test_batches_without_tensors_join_raw_beside_finalized() -> None:

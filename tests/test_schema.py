@@ -641,7 +641,14 @@ def endless() -> list:
     return inner
 
 
+def dict_knot() -> dict:
+    inner: dict = {"text": "a"}
+    inner["self"] = inner
+    return inner
+
+
 SAME = [
+    (dict_knot(), dict_knot()),
     (1, 1.0),
     (True, 1),
     (NAN, -NAN),
@@ -703,6 +710,24 @@ def test_values_that_differ_or_cannot_be_compared_are_not_the_same_value(one, ot
     assert same_value(one, other) is False
     assert same_value(other, one) is False
     assert same_value({"a": [one]}, {"a": [other]}) is False
+
+
+def test_columns_of_objects_stay_so_beside_numbers_as_on_stock_verl():
+    joined = concatenate([object_column([1, 2]), np.array([3])])
+    assert_same_column(joined, object, [1, 2, 3])
+
+
+def test_bools_and_signed_and_unsigned_integers_together_are_no_floats():
+    joined = concatenate([np.array([True]), np.array([2]), np.array([3], np.uint64)])
+    assert joined.dtype.kind != "f"
+    assert joined.tolist() == [1, 2, 3]
+
+
+def test_numpys_numbers_in_a_column_of_objects_are_pythons_once_it_is_merged():
+    part = np.fromiter([np.float32(0.5), "text"], object)
+    merged_column = merge_columns([part, 1])
+    assert_same_column(merged_column, object, [0.5, "text", None])
+    assert type(merged_column[0]) is float
 
 
 @pytest.mark.parametrize("kind", ["M8[D]", "m8[s]", "V4"])
