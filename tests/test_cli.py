@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,3 +101,14 @@ def test_without_its_libraries_the_command_line_says_what_to_install(library):
     assert done.returncode not in (0, 2)
     assert "Traceback" not in done.stderr
     assert f"needs {library}; pip install 'verl-ext[cli]' brings it" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("verl-ext ", {"demo", "doctor", "report"}), ("verl-ext report --", {"--by", "--nan", "--html", "--parquet"})],
+)
+def test_the_shell_completes_commands_and_options(words, expected):
+    typed = {"_VERL_EXT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = Path(sys.executable).with_name("verl-ext")
+    done = subprocess.run([command], env={**os.environ, **typed}, capture_output=True, text=True, timeout=120)
+    assert expected <= set(done.stdout.split())

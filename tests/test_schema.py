@@ -712,6 +712,12 @@ def test_values_that_differ_or_cannot_be_compared_are_not_the_same_value(one, ot
     assert same_value({"a": [one]}, {"a": [other]}) is False
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.float32, np.bool_, np.uint16])
+def test_arrays_without_axes_that_all_bring_one_narrow_dtype_keep_it_as_numpys_scalars_do(dtype):
+    column = column_of([np.array(1, dtype), dtype(0), np.array(1, dtype)])
+    assert_same_column(column, dtype, [1, 0, 1])
+
+
 def test_columns_of_objects_stay_so_beside_numbers_as_on_stock_verl():
     joined = concatenate([object_column([1, 2]), np.array([3])])
     assert_same_column(joined, object, [1, 2, 3])

@@ -41,7 +41,8 @@ def stock(tmp_path_factory):
 def test_a_run_without_faults_is_a_plain_table_a_line_per_key_and_exit_code_0(stock):
     done = run(stock)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.endswith(" ")] == []
     assert lines[0] == "rollout: 288 rows in 12 steps (1 to 12)"
     assert lines[1].split() == [
         "key",

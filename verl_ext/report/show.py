@@ -60,7 +60,16 @@ def progress_bar() -> Iterator[Callable[[int], Advance]]:
 
 
 def show(report: Report, out: Console) -> None:
-    """Print the report."""
+    """Print the report; without blanks at the ends of lines where no terminal is to be filled."""
+    if out.is_terminal:
+        _print(report, out)
+        return
+    with out.capture() as captured:
+        _print(report, out)
+    out.file.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def _print(report: Report, out: Console) -> None:
     for dump, found in zip(report.dumps, report.findings, strict=True):
         out.print(_table(dump, out))
         _show_further(dump, out)
