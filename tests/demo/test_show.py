@@ -366,6 +366,11 @@ def test_the_demo_returns_how_many_values_verl_ext_lost_and_shows_progress_safel
     assert "\x07" not in printed
 
 
+def heed_ctrl_c():
+    """As in a terminal; what is started in the background, as a whole test run may be, ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def processes_with(mark):
     """Those that have this variable in their environment, the zombies left out."""
     found = []
@@ -389,6 +394,7 @@ def test_ctrl_c_ends_the_demo_and_every_process_of_its_ray(step):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_ctrl_c,
     ) as demo:
         assert any(line == f"stock verl: {step}\n" for line in demo.stdout)
         time.sleep(1.5)

@@ -1,5 +1,6 @@
 """`verl-ext report`: its exit codes, what goes to which stream, and what it prints where there is no terminal."""
 
+import functools
 import gzip
 import json
 import os
@@ -280,9 +281,9 @@ def test_ctrl_c_in_the_midst_of_a_long_read_leaves_nothing_half_written(tmp_path
     (tmp_path / "run" / "1.jsonl.gz").write_bytes(gzip.compress(line * 20_000, 1) * 25)  # 1 GB
     target = tmp_path / "rows.parquet"
     command = [sys.executable, "-m", "verl_ext", "report", tmp_path / "run", "--parquet", target]
-    with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as report:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
+    with subprocess.Popen(command, env=ENVIRONMENT, preexec_fn=heed, **pipes) as report:
         time.sleep(2.0)
         assert report.poll() is None
         report.send_signal(signal.SIGINT)

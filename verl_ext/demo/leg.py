@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ class ScorerError(VerlExtError, RuntimeError):
 
 def main() -> None:
     """Run every path in every row order; one JSON event per line on standard output."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # by which we are ended; a job of `&` ignores it
     rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     for event in run(rows):
         print(json.dumps(event), flush=True)
