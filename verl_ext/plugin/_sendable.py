@@ -46,6 +46,12 @@ def sendable(answer: dict[str, Any], sample: str) -> dict[str, Any]:
     raise NotSendableError(f"the answer for {sample} cannot be sent to another process: {reason}")
 
 
+def changed(answer: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """An answer with other fields, sent as it was."""
+    new = {**answer, **fields}
+    return _Pickled(new) if isinstance(answer, _Pickled) else new
+
+
 def refuse_unsendable(row: Any, sample: str) -> None:
     """Raise for the first part of a reward dict that does not pickle: the arguments and the error are `sendable`'s."""
     if _is_simple(row) or _why_not(row) is None:

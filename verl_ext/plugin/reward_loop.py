@@ -17,7 +17,7 @@ import verl_ext
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
 from verl_ext.errors import MissingRewardError, shown
 from verl_ext.plugin._guard import refusing_mixed_rows
-from verl_ext.plugin._sendable import sendable
+from verl_ext.plugin._sendable import changed, sendable
 from verl_ext.plugin._site import Function, PatchSite, log
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, seeing, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
@@ -81,10 +81,7 @@ def _compute_score_batch(stock: Function) -> Function:
             return outputs
         scores = [output["reward_score"] for output in outputs]
         refuse_missing_scores(scores, data.non_tensor_batch, self.config, numbers=_makes_a_tensor_of_numbers(self))
-        return [
-            type(output)({**output, "reward_extra_info": _envelope(output.get("reward_extra_info"))})
-            for output in outputs
-        ]
+        return [changed(output, reward_extra_info=_envelope(output.get("reward_extra_info"))) for output in outputs]
 
     return compute_score_batch
 
