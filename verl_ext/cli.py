@@ -5,6 +5,7 @@ Exit codes: 0 all is well, 1 the run found a fault, 2 wrong use or input that ca
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import Enum
 from io import TextIOWrapper
@@ -111,6 +112,7 @@ def report(
         faults = run_report(
             path, by=by, nan_is_missing=nan is _Nan.MISSING, json=json, html=html, parquet=parquet, strict=strict
         )
+        sys.stdout.flush()
     except NoRowError as error:
         raise _failed(error, 1) from None
     except VerlExtError as error:
@@ -118,6 +120,7 @@ def report(
     except BrokenPipeError:  # a reader such as `head` has closed standard output: typer ends quietly
         raise
     except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         raise _failed(ReportError(f"standard output cannot be written: {error.strerror}")) from None
     raise typer.Exit(1 if faults else 0)
 
