@@ -480,6 +480,15 @@ def test_what_writes_without_looking_at_rows_is_refused(
     assert column[0] == {}  # and the refusal has not made it read-only
 
 
+def test_what_is_refused_says_what_would_do() -> None:
+    with pytest.raises(
+        RowError, match="each row must be a dict from reward key to value, or None for a sample that emi"
+    ):
+        SparseNonTensor([5])  # type: ignore[list-item]
+    with pytest.raises(RowError, match=r"holds rows, not int64: see it as plain first, column\.view\(np\.ndarray\)"):
+        np.arange(3).view(SparseNonTensor)
+
+
 def test_astype_hands_on_what_else_it_is_given(column: SparseNonTensor) -> None:
     assert np.shares_memory(column.astype(object, copy=False), column)
     assert np.shares_memory(column.astype(object, "K", "unsafe", True, False), column)

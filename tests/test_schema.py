@@ -718,6 +718,18 @@ def test_arrays_without_axes_that_all_bring_one_narrow_dtype_keep_it_as_numpys_s
     assert_same_column(column, dtype, [1, 0, 1])
 
 
+def test_long_complex_numbers_in_a_column_of_objects_are_pythons_where_python_holds_them():
+    column = column_of([np.clongdouble(1 + 2j), "text"])
+    assert type(column[0]) is complex
+    assert column[0] == 1 + 2j
+
+
+@pytest.mark.parametrize("bad", [0.5, {1: 2}])
+def test_a_bad_row_far_behind_is_counted_from_the_first_row_of_all(bad):
+    with pytest.raises(RowError, match=r"^row 30000 "):
+        assemble_reward_extra_info([*[{"acc": 1.0}] * 30_000, bad])
+
+
 def test_columns_of_objects_stay_so_beside_numbers_as_on_stock_verl():
     joined = concatenate([object_column([1, 2]), np.array([3])])
     assert_same_column(joined, object, [1, 2, 3])
