@@ -63,11 +63,12 @@ class Model:
         if self.form != RAW:
             return self
         left = tuple(row is not None for row in self.rows) if keep_raw else None
-        return replace(self, form=ALIGNED, keys=keys_of(self.rows), left=left)
+        return replace(self, form=ALIGNED, keys=tuple(keys_of(self.rows)), left=left)
 
 
-def keys_of(rows: Iterable[dict[str, Any] | None]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(key for row in rows for key in row or ()))
+def keys_of(rows: Iterable[dict[str, Any] | None]) -> list[str]:
+    """The union of the rows' keys, in the order of their first appearance."""
+    return list(dict.fromkeys(key for row in rows for key in row or ()))
 
 
 def joined(models: Sequence[Model]) -> Model:

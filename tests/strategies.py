@@ -13,7 +13,7 @@ import functools
 import itertools
 import os
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 
@@ -368,6 +368,14 @@ def pieces(rows: list, cut: list[int]) -> list[list]:
     """`rows` cut into lists of these lengths."""
     remaining = iter(rows)
     return [list(itertools.islice(remaining, length)) for length in cut]
+
+
+# --- columns -----------------------------------------------------------------------------------------------------
+
+
+def objects(values: Iterable[object]) -> np.ndarray:
+    """A 1-D object array, one value per row."""
+    return np.fromiter(values, dtype=object)
 
 
 # --- what the tests call equal -----------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ and the demo have their own tests: `report/test_page.py`, `report/test_command.p
 
 import logging
 
-import numpy as np
 import pytest
 
 pytest.importorskip("verl")
 
 import torch
 from omegaconf import OmegaConf
+from strategies import objects
 from tensordict import TensorDict
 from verl.protocol import DataProto
 from verl.trainer.ppo import metric_utils
@@ -57,10 +57,6 @@ def batch(rows=(None,), **columns):
     )
 
 
-def objects(*values):
-    return np.fromiter(values, object, len(values))
-
-
 def finalize_folded(text):
     column = SparseNonTensor([None, None]).reshape(2, 1)
     SparseDataProto(non_tensor_batch={text: column}).finalize()
@@ -78,16 +74,16 @@ CONFIG = OmegaConf.create(
 ERRORS = {
     "a row": lambda text: SparseNonTensor([text]),
     "a row's key": lambda text: SparseNonTensor([{text.encode("utf-8", "surrogatepass"): 1}]),
-    "a key that is taken": lambda text: batch([{text: 1}], **{text: objects(0)}).finalize(),
-    "its data source": lambda text: batch([{"uid": 1}], uid=objects(0), data_source=objects(text)).finalize(),
+    "a key that is taken": lambda text: batch([{text: 1}], **{text: objects([0])}).finalize(),
+    "its data source": lambda text: batch([{"uid": 1}], uid=objects([0]), data_source=objects([text])).finalize(),
     "a folded column": finalize_folded,
     "too few rows": lambda text: attach_reward_extra_info(batch([None, None]), [{text: text}]),
     "a tensor that others lack": lambda text: SparseDataProto.concat([with_tensor(text), with_tensor("a")]),
     "meta_info": lambda text: SparseDataProto.concat(
-        [SparseDataProto(non_tensor_batch={"a": objects(1)}, meta_info={text: value}) for value in (text, text + "!")]
+        [SparseDataProto(non_tensor_batch={"a": objects([1])}, meta_info={text: value}) for value in (text, text + "!")]
     ),
     "a union": lambda text: batch([{text: 1}]).union(
-        DataProto(non_tensor_batch={text: objects(2)}, batch=TensorDict({"a": torch.zeros(1)}, batch_size=1))
+        DataProto(non_tensor_batch={text: objects([2])}, batch=TensorDict({"a": torch.zeros(1)}, batch_size=1))
     ),
     "a column of numbers": lambda text: numeric([text], text),
     "an option": lambda text: Settings.of({"verl_ext": {text: 1}}),
@@ -95,8 +91,8 @@ ERRORS = {
     "a fill": lambda text: Settings.of({"verl_ext": {"fill": {text: text}}}),
     "all fills": lambda text: Settings.of({"verl_ext": {"fill": text}}),
     "text metrics": lambda text: Settings.of({"verl_ext": {"text_metrics": text}}),
-    "a missing component": lambda text: training_values(text, objects(None), 1, Settings(), [text]),
-    "a component that is text": lambda text: training_values(text, objects(text), 1, Settings(), [text]),
+    "a missing component": lambda text: training_values(text, objects([None]), 1, Settings(), [text]),
+    "a component that is text": lambda text: training_values(text, objects([text]), 1, Settings(), [text]),
     "a missing score": lambda text: refuse_missing_scores(
         [None], {"data_source": [text], "extra_info": [{"index": text}]}, CONFIG
     ),

@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from strategies import KEYS, alike, cuts, every_cut, pieces, reward_rows, reward_values, uniform_rows
+from oracle import keys_of
+from strategies import KEYS, alike, cuts, every_cut, objects, pieces, reward_rows, reward_values, uniform_rows
 from tensordict import TensorDict
 from verl.protocol import DataProto, fold_batch_dim
 
@@ -28,12 +29,6 @@ RAW, REWARD_KEYS = "reward_extra_info", "reward_extra_keys"
 # --- batches -----------------------------------------------------------------------------------------------------
 
 
-def object_array(values: list) -> np.ndarray:
-    array = np.empty(len(values), object)
-    array[:] = values
-    return array
-
-
 def raw_batch(rows: list, first: int = 0, scores: bool = True) -> SparseDataProto:
     """A batch as an agent-loop worker makes it, for the samples from number `first` on; its rewards still dicts."""
     numbers = torch.arange(first, first + len(rows))
@@ -43,7 +38,7 @@ def raw_batch(rows: list, first: int = 0, scores: bool = True) -> SparseDataProt
     return SparseDataProto(
         batch=TensorDict(tensors, batch_size=len(rows)),
         non_tensor_batch={
-            "uid": object_array([f"sample-{number}" for number in numbers.tolist()]),
+            "uid": objects([f"sample-{number}" for number in numbers.tolist()]),
             "__num_turns__": numbers.numpy().astype(np.int32),
             RAW: SparseNonTensor(rows),
         },
@@ -82,10 +77,6 @@ def chunks_of(rows: list, cut: list[int], forms: list[str], scores: bool = True)
         in_form(raw_batch(piece, start, scores), form)
         for start, piece, form in zip(starts, pieces(rows, cut), forms, strict=False)
     ]
-
-
-def keys_of(rows: list) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row or ()))
 
 
 def reward_columns(batch: DataProto) -> dict[str, np.ndarray]:
@@ -406,7 +397,7 @@ def stock_batch(rows: list[dict], first: int = 0) -> DataProto:
     batch = as_plain(raw_batch(rows, first))
     dicts = batch.non_tensor_batch.pop(RAW)
     columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-    batch.non_tensor_batch |= {**columns, RAW: object_array(dicts.tolist())}
+    batch.non_tensor_batch |= {**columns, RAW: objects(dicts.tolist())}
     batch.meta_info[REWARD_KEYS] = list(rows[0])
     return batch
 

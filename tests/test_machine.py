@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, multiple, rule, run_state_machine_as_test
 from oracle import ALIGNED, PLAIN, RAW, Model, Sample, joined
 from slow_schema import slowly_assembled
-from strategies import alike, reward_rows
+from strategies import alike, objects, reward_rows
 from tensordict import TensorDict
 from verl.protocol import DataProto, fold_batch_dim, pad_dataproto_to_divisor, unfold_batch_dim, unpad_dataproto
 
@@ -46,10 +46,6 @@ class Tracked:
 
     def __repr__(self) -> str:
         return f"{self.model.form} {self.model.numbers}"
-
-
-def objects(values: Sequence) -> np.ndarray:
-    return np.fromiter(values, dtype=object, count=len(values))
 
 
 def batch_of(samples: Sequence[Sample], cls: type[DataProto] = DataProto, **columns: np.ndarray) -> DataProto:

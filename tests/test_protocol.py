@@ -24,7 +24,7 @@ pytest.importorskip("verl")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import alike, cuts, pieces, reward_rows
+from strategies import alike, cuts, objects, pieces, reward_rows
 from tensordict import TensorDict
 from verl import DataProto
 from verl import protocol as verl_protocol
@@ -43,11 +43,6 @@ BOTH = pytest.mark.parametrize("cls", [SparseDataProto, DataProto], ids=["Sparse
 
 class Bare(np.ndarray):
     """What a column type would be without handlers of its own."""
-
-
-def objects(values: Any) -> np.ndarray:
-    """A 1-D object array, one value per row."""
-    return np.fromiter(values, dtype=object)
 
 
 def bare(rows: Any) -> np.ndarray:

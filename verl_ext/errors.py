@@ -1,8 +1,9 @@
-"""The named errors: one base class, and the one way in which values are quoted in messages."""
+"""The named errors: one base class, and how text that a model wrote is quoted, cut and told apart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
@@ -17,10 +18,8 @@ def shown(value: Any) -> str:
     """
     try:
         text = ascii(value[: _LONGEST_QUOTE + 1] if isinstance(value, str | bytes | bytearray) else value)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a user's own __repr__ may raise; the message about its row must still come out
+    except (Exception, SystemExit) as error:
+        # A user's own __repr__ may raise; the message about its row must still come out.
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     if not text.isprintable():  # a repr with line breaks, as an array's, or with whatever else
         text = text[: _LONGEST_QUOTE + 1].encode("unicode_escape").decode()
@@ -30,6 +29,22 @@ def shown(value: Any) -> str:
 def bare(text: str) -> str:
     """`text` where it must stand as it is spelt, in a name or a command: as `shown`, if it would do harm there."""
     return text if text.isprintable() and len(text) <= _LONGEST_QUOTE else shown(str(text))[1:-1]
+
+
+def encodable(text: str) -> bool:
+    r"""Whether UTF-8 has it: JSON's `\ud800` is half a character, which a file, a page or an Arrow column refuses."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def digest(text: str) -> str:
+    """Eight characters, by which two texts stay two where they are cut or escaped."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
 
 
 class VerlExtError(Exception):

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from verl_ext.errors import NotNumericError, bare, shown
+from verl_ext.errors import NotNumericError, bare, digest, shown
 from verl_ext.schema import is_real, is_tensor
 
 PREFIX = "reward_extra"
@@ -328,5 +327,4 @@ def _label(text: str) -> str:
     """A value as it may stand in a metric's name: what cannot is cut and ends in a digest, by which two stay two."""
     if text.isprintable() and "/" not in text and len(text) <= _LONGEST_TEXT:
         return text
-    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{shown(text)[1:-1][: _LONGEST_TEXT - 10].replace('/', '_')} #{digest}"
+    return f"{shown(text)[1:-1][: _LONGEST_TEXT - 10].replace('/', '_')} #{digest(text)}"

@@ -305,6 +305,11 @@ def is_real(value: Any) -> bool:
     return isinstance(value, numbers.Real | np.bool_) and not isinstance(value, np.timedelta64)
 
 
+def is_machine_number(value: Any) -> bool:
+    """Whether a value is a bool or a real number of Python's or NumPy's own, as arithmetic in NumPy takes it."""
+    return isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) and is_real(value)
+
+
 def _is_numpy_number(kind: type) -> bool:
     return issubclass(kind, np.bool_ | np.number) and not issubclass(kind, np.timedelta64)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.errors import MissingRewardError, SettingsError, bare, shown
-from verl_ext.schema import is_real
+from verl_ext.schema import is_machine_number
 
 SECTION = "verl_ext"
 
@@ -173,8 +173,7 @@ def training_values(key: str, column: Any, rows: int, settings: Settings, data_s
 
 def _is_finite(value: Any) -> bool:
     """Whether a value is a number that stays finite as float32, in which verl trains."""
-    number = isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) and is_real(value)
-    return number and bool(abs(value) <= _LARGEST)
+    return is_machine_number(value) and bool(abs(value) <= _LARGEST)
 
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -152,10 +152,6 @@ def lost_or_raised(job, infos):
     return lost(output.non_tensor_batch, infos)
 
 
-def ordered_union(infos):
-    return list(dict.fromkeys(key for info in infos for key in info or ()))
-
-
 def up_to_extra_fields(columns):
     """The columns' names in order, up to the first of those that verl's worker writes in the order of a set."""
     names = list(columns)

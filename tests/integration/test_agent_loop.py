@@ -12,7 +12,8 @@ import pytest
 import ray
 import rollouts
 from omegaconf import OmegaConf
-from rollouts import emitting, lost, lost_or_raised, ordered_union, prompts, up_to_extra_fields
+from oracle import keys_of
+from rollouts import emitting, lost, lost_or_raised, prompts, up_to_extra_fields
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
@@ -90,7 +91,7 @@ def assert_whole(output, rows, infos, scores, loops):
     """Every emitted value stands at its row, and all else is there as verl makes it."""
     columns = output.non_tensor_batch
     assert lost(columns, infos) == []
-    keys = ordered_union(infos)
+    keys = keys_of(infos)
     for key in keys:
         absent = [row for row, info in enumerate(infos) if key not in (info or {})]
         assert [columns[key][row] for row in absent] == [None] * len(absent)
@@ -160,7 +161,7 @@ def test_uniform_rewards_come_out_bit_for_bit_as_on_stock_verl(split, way, valid
     ours = manager.generate_sequences(copy.deepcopy(batch))
     with stock():
         theirs = manager.generate_sequences(batch)
-    assert theirs.meta_info.get("reward_extra_keys", []) == ordered_union(infos)
+    assert theirs.meta_info.get("reward_extra_keys", []) == keys_of(infos)
     assert_identical(ours, theirs)
 
 
@@ -478,7 +479,7 @@ def test_a_worker_class_that_replaces_postprocess_adopts_the_column_in_one_line(
     manager, batch, infos, scores = IN_THE_LOOP.prepare(loops, loops.kinds(*split), [adopter] * len(split))
     output = manager.generate_sequences(batch)
     assert lost(output.non_tensor_batch, infos) == []
-    assert output.meta_info["reward_extra_keys"] == ordered_union(infos)
+    assert output.meta_info["reward_extra_keys"] == keys_of(infos)
     assert output.batch["rm_scores"].sum(dim=1).tolist() == pytest.approx(scores)
     assert_nothing_of_ours_shows(output)
 

@@ -90,7 +90,7 @@ def test_every_value_that_was_emitted_is_found_again_or_a_named_error_says_why_n
 
     batch = paths[path](sent)
 
-    assert batch.meta_info["reward_extra_keys"] == list(keys_of(emitted))
+    assert batch.meta_info["reward_extra_keys"] == keys_of(emitted)
     expected = slowly_assembled(emitted)
     for key in keys_of(emitted):
         column = batch.non_tensor_batch[key]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import rollouts
 import torch
-from rollouts import emitting, lost, lost_or_raised, ordered_union, up_to_extra_fields
+from oracle import keys_of
+from rollouts import emitting, lost, lost_or_raised, up_to_extra_fields
 from verl import DataProto
 from verl.protocol import pad_dataproto_to_divisor, unpad_dataproto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -123,7 +124,7 @@ def test_mixed_rewards_reach_the_trainer_whole_where_stock_verl_fails_or_loses_s
 
     assert lost(batch.non_tensor_batch, infos) == []
     tensor, columns = extract_reward(batch)
-    assert list(columns) == ordered_union(infos)
+    assert list(columns) == keys_of(infos)
     assert tensor.sum(dim=1).tolist() == pytest.approx(scores)
     assert [row["index"] for row in batch.non_tensor_batch["extra_info"]] == [r["extra_info"]["index"] for r in rows]
     assert not any(isinstance(column, SparseNonTensor) for column in batch.non_tensor_batch.values())

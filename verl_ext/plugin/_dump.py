@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.errors import shown
+from verl_ext.errors import encodable, shown
 from verl_ext.plugin._site import Function, warn_once
 from verl_ext.plugin._trial import seeing
 from verl_ext.schema import is_tensor, object_column
@@ -94,7 +94,7 @@ def dumpable(infos: Mapping[str, Sequence[Any]], own: Mapping[str, Sequence[Any]
 
 
 def _json_value(key: str, value: Any, depth: int = 0) -> Any:
-    if value is None or type(value) in (int, float, bool) or (type(value) is str and value.isascii()):
+    if value is None or type(value) in (int, float, bool):
         return value
     if isinstance(value, str):
         return _text_of_a_file(key, value)
@@ -114,12 +114,10 @@ def _json_value(key: str, value: Any, depth: int = 0) -> Any:
 
 
 def _text_of_a_file(key: str, text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        warn_once(("dump", key), f"dump: the reward key {shown(key)} holds half a character; it is written escaped")
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
+    if encodable(text):
+        return text
+    warn_once(("dump", key), f"dump: the reward key {shown(key)} holds half a character; it is written escaped")
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _python_value(value: Any) -> Any:

@@ -18,7 +18,7 @@ from verl_ext.plugin import _run
 from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
 from verl_ext.plugin._trial import ALIGNED, unless, verls_own
 from verl_ext.plugin.aggregator import data_sources
-from verl_ext.schema import is_real
+from verl_ext.schema import is_machine_number
 
 site = PatchSite(
     name="metrics",
@@ -153,8 +153,7 @@ def _kind(values: Sequence[Any]) -> str:
 
 def _can_be_averaged(value: Any) -> bool:
     """By NumPy, as verl does it: not so fractions, and integers whose sum may be beyond float64."""
-    number = isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating) and is_real(value)
-    return number and not (isinstance(value, int) and abs(value) > 1e300)
+    return is_machine_number(value) and not (isinstance(value, int) and abs(value) > 1e300)
 
 
 def _failed_sessions(counts: Mapping[tuple[str, str], int], uids: Iterable[Any]) -> dict[str, int]:

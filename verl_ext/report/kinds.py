@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from verl_ext.report.text import encodable
+from verl_ext.errors import encodable
 
 BOOL, INTEGER, LARGE, HUGE, FLOAT, NAN, INFINITE, TEXT, ODD_TEXT, LIST, DICT = (1 << bit for bit in range(11))
 """What a value may be, as bits: `LARGE` integers are beyond 2**53, `HUGE` beyond int64, `ODD_TEXT` is not in UTF-8."""

@@ -250,8 +250,8 @@ class Dump:
 
     @property
     def step_numbers(self) -> int:
-        """How many steps it has."""
-        return sum(span.steps for span in self.spans)
+        """How many steps it has, not counting rows that say none."""
+        return sum(span.steps for span in self.spans if span.last != NO_STEP)
 
     def _place_of(self, row: Row) -> str | None:
         if self.by is None or (value := row.get(self.by)) is None:

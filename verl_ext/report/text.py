@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from hashlib import blake2b
+
+from verl_ext.errors import digest, encodable
 
 LONGEST_KEPT = 120
 """Characters of a key or a value that are kept."""
@@ -19,19 +20,7 @@ def kept(text: str) -> str:
     if short and encodable(text):
         return text
     head = text[:LONGEST_KEPT].encode("utf-8", "backslashreplace").decode()
-    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    return f"{head}{'' if short else f'… ({len(text):,} characters)'} #{digest}"
-
-
-def encodable(text: str) -> bool:
-    r"""Whether UTF-8 has it: JSON's `\ud800` is half a character, which a file, a page or an Arrow column refuses."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return f"{head}{'' if short else f'… ({len(text):,} characters)'} #{digest(text)}"
 
 
 def visible(text: str, longest: int = 60) -> str:

@@ -28,7 +28,7 @@ def headline(dump: Dump) -> str:
     spans = [span for span in dump.spans if span.last != NO_STEP]
     first, last = (spans[0].label[0], spans[-1].label[1]) if spans else ("", "")
     steps = f" ({first} to {last})" if first != last else f" ({first})" if first else ""
-    size = f"{counted(dump.rows, 'row')} in {counted(sum(span.steps for span in spans), 'step')}{steps}"
+    size = f"{counted(dump.rows, 'row')} in {counted(dump.step_numbers, 'step')}{steps}"
     if len(spans) < len(dump.spans):
         size += f", {counted(dump.spans[0].rows, 'row')} of which say no step"
     grouped = max((span.steps for span in dump.spans), default=1)
