@@ -1003,6 +1003,8 @@ def test_a_tensor_that_a_chunk_lacks_is_a_named_error() -> None:
         SparseDataProto.concat(chunks)
     with pytest.raises(BatchMismatchError, match=r"'rm_scores' is missing in batch\(es\) 1, 2, 3, 4, 5, 6, 7, 8 \("):
         SparseDataProto.concat(chunks[:9])
+    with pytest.raises(BatchMismatchError, match=r"1, 2, 3, 4, 5, 6, 7, 8, \.\.\. \("):
+        SparseDataProto.concat(chunks[:10])  # of nine batches, eight are named
     hint = (
         r"\(counting from 0\)\. Tensors have no fill value: make every worker return it "
         r"\(is a score None for some samples\?\)$"
@@ -1241,6 +1243,14 @@ def test_union_refuses_a_reward_key_that_is_taken_before_anything_changes(
         "data_source": "a column of the batch it is united with, with other values",
     }
     assert (snapshot(one), snapshot(other)) == before
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["without tensors on the right", "without tensors on the left"])
+def test_union_names_a_taken_key_also_where_a_side_has_no_tensors(swapped: bool) -> None:
+    rewards, batch = batch_of(), DataProto(non_tensor_batch={"acc": objects("abcd")})
+    one, other = (batch, rewards) if swapped else (rewards, batch)
+    with pytest.raises(FieldCollisionError, match="1 reward key"):
+        one.union(other)
 
 
 def test_union_takes_equal_values_in_different_dtypes_for_equal_and_keeps_the_left_column() -> None:
