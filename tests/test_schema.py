@@ -489,6 +489,31 @@ def test_a_row_that_is_no_dict_is_named_with_its_number_and_type(row):
     assert isinstance(caught.value, VerlExtError)
 
 
+class Meddling(str):
+    """A key during whose look-up, as if in another thread, a row changes."""
+
+    def __hash__(self):
+        self.meddle()
+        return super().__hash__()
+
+    def meddle(self):
+        """Nothing, until a test says what."""
+
+
+GETS_A_KEY, LOSES_A_KEY = (lambda row: row.setdefault("late", 1.0)), (lambda row: row.pop("acc", None))
+
+
+@pytest.mark.parametrize(("change", "rows_of_a_schema"), [(GETS_A_KEY, 2), (GETS_A_KEY, 20), (LOSES_A_KEY, 20)])
+def test_a_row_that_changes_while_it_is_read_is_a_named_error_and_never_a_value_at_another_key(
+    change, rows_of_a_schema
+):
+    key = Meddling("fmt")
+    rows = [{key: number, "acc": float(number)} for number in range(rows_of_a_schema)] + [{"only": 1}] * 20
+    key.meddle = lambda: change(rows[0])
+    with pytest.raises(RowError, match="got or lost a key while it was read"):
+        assemble_reward_extra_info(rows)
+
+
 def test_subclasses_of_dict_and_text_are_rows_and_keys():
     rows = [OrderedDict(acc=1.0), defaultdict(float, {np.str_("acc"): 0.5}), {Verdict.RIGHT: 1}]
     columns = assemble_reward_extra_info(rows)

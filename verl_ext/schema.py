@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.column import Row, check_rows
+from verl_ext.errors import RowError
 
 Column = np.ndarray
 
@@ -33,7 +34,7 @@ _SEQUENCES = frozenset((list, tuple, np.ndarray))
 _MACHINE_TYPES = {float: ("d", np.float64), int: ("q", np.int64), bool: ("?", np.bool_)}  # by code of `struct`
 
 _BLOCK, _BLOCK_VALUES = 1024, 12 * 1024  # rows, at least, and values; what one block holds fits into a cache
-_FEW = 8  # rows of one schema in a block; looking up their keys one by one is faster than taking them apart
+_FEW = 8  # rows of one schema in a block; to complete them is faster than to take them apart by themselves
 _SHORT = 16  # characters; longer text waits as `str`, since an array of it would have to grow in width
 
 
@@ -50,7 +51,7 @@ def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[str, np.ndarray]:
         the sample-0 assembly in verl's `RewardLoopManager.compute_rm_score` and `AgentLoopWorker._postprocess`.)
 
     Raises:
-        RowError: a row is no dict, or a key no `str`.
+        RowError: a row is no dict, or a key no `str`; or a row got or lost a key meanwhile.
 
     >>> assemble_reward_extra_info([{"acc": 1.0}, {"acc": True, "pred": "42"}])
     {'acc': array([1., 1.]), 'pred': array([None, '42'], dtype=object)}
@@ -89,24 +90,20 @@ def _values_by_key(block: Sequence[Any], start: int) -> dict[str, tuple[Any, lis
     for place, schema in enumerate(map(tuple, block)):
         schemas[schema].append(place)
     found: dict[str, tuple[list[np.ndarray], list[Any]]] = {key: ([], []) for key in chain.from_iterable(schemas)}
-    rare: list[int] = []
-    for schema, places in schemas.items():
-        if len(places) < _FEW:
-            rare += places
-            continue
+    groups = [(keys, places, map(block.__getitem__, places)) for keys, places in schemas.items() if len(places) >= _FEW]
+    rare = [place for places in schemas.values() if len(places) < _FEW for place in places]
+    if rare:  # completed with None, these have one schema, too
+        complete = dict.fromkeys(found).__or__
+        groups.append((tuple(found), rare, map(complete, map(block.__getitem__, rare))))
+    for keys, places, rows in groups:
         # The values of rows of one schema are in one order: nothing needs to be looked up.
-        flat = list(chain.from_iterable([block[place].values() for place in places]))
+        flat = list(chain.from_iterable(map(dict.values, rows)))
+        if len(flat) != len(keys) * len(places):
+            raise RowError("a row got or lost a key while it was read: finalize a copy of what a thread changes")
         where = np.array(places)
-        for number, key in enumerate(schema):
+        for number, key in enumerate(keys):
             found[key][0].append(where)
-            found[key][1].extend(flat[number :: len(schema)])
-    if rare:
-        # Each with every key, in one order: cheaper than a look-up of every key in each.
-        none, where = dict.fromkeys(found), np.array(rare)
-        flat = list(chain.from_iterable((none | block[place]).values() for place in rare))
-        for number, key in enumerate(found):
-            found[key][0].append(where)
-            found[key][1].extend(flat[number :: len(found)])
+            found[key][1].extend(flat[number :: len(keys)])
     return {key: (np.concatenate(places), values) for key, (places, values) in found.items()}
 
 
