@@ -11,6 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -695,6 +696,7 @@ SAME = [
     (np.datetime64(1, "ns"), np.datetime64(1, "ns")),
     (endless(), endless()),
     (META, META),
+    (ANY, {"a": 1}),
 ]
 DIFFERENT = [
     (1, 2),

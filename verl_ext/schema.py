@@ -24,7 +24,6 @@ from verl_ext.errors import RowError
 
 Column = np.ndarray
 
-_EXACT_IN_FLOAT64 = 2**53
 _FREE_TEXT_BYTES = 2**20
 _TEXT_PADDING = 8
 _DEEPEST = 16
@@ -216,7 +215,7 @@ def _numbers(values: Sequence[Any], types: set[type]) -> Column | None:
     if all(issubclass(kind, int) for kind in types):
         return _integers(values)
     column = np.array(values)
-    return column if column.dtype.kind in "fc" and _exact_in_float64(values, types) else None
+    return column if column.dtype.kind in "fc" and _exact_in_float64(values) else None
 
 
 def _packed(values: Sequence[Any], kind: type) -> Column:
@@ -235,15 +234,9 @@ def _integers(values: Sequence[int]) -> Column | None:
     return None
 
 
-def _exact_in_float64(numbers: Iterable[Any], types: Iterable[type]) -> bool:
-    """Whether float64 holds every integer among `numbers`, which are of these types."""
-    if not any(issubclass(kind, int) and kind is not bool for kind in types):
-        return True
-    return all(
-        -_EXACT_IN_FLOAT64 <= number <= _EXACT_IN_FLOAT64 or int(float(number)) == number
-        for number in numbers
-        if isinstance(number, int)
-    )
+def _exact_in_float64(values: Iterable[Any]) -> bool:
+    """Whether float64 holds every integer among numbers."""
+    return all(int(float(number)) == number for number in values if isinstance(number, int))
 
 
 def _text(values: Sequence[Any], types: set[type]) -> Column | None:
@@ -416,14 +409,12 @@ def merge_columns(parts: Sequence[Column | int]) -> Column:
     """
     parts = [part for part in parts if _rows(part)] or parts  # no rows: neither a missing key nor a dtype
     present = [part for part in parts if not isinstance(part, int)]
-    first = present[0] if present else np.empty(0)
-    complete = len(present) == len(parts)
-    alike = all(part.dtype == first.dtype and part.shape[1:] == first.shape[1:] for part in present)
-    if complete and alike and first.dtype.kind in "biufc":
+    forms = {(part.dtype, part.shape[1:]) for part in present}
+    if len(present) == len(parts) and len(forms) == 1 and present[0].dtype.kind in "biufc":
         return np.concatenate(present)  # every row brings this dtype, so deciding anew would find it again
     objects = np.concatenate([_objects(part) for part in parts])
     types = set(map(type, objects.tolist()))
-    if complete and NoneType not in types:
+    if NoneType not in types:
         column = dense_column(list(chain.from_iterable(_values(part) for part in present)))
         if column.dtype != object:
             return column
@@ -466,7 +457,7 @@ def _bends(parts: Sequence[Column]) -> bool:
     if kinds <= set("biu"):
         return np.result_type(*parts).kind == "f"
     if kinds <= set("biufc"):
-        return not _exact_in_float64(chain.from_iterable(part.ravel().tolist() for part in parts), {int})
+        return not _exact_in_float64(chain.from_iterable(part.ravel().tolist() for part in parts))
     return True
 
 
