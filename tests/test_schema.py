@@ -287,9 +287,10 @@ def test_an_object_column_shares_everything_that_is_no_numpy_number(value):
     assert column_of([value, None])[0] is value
 
 
-def test_a_list_that_holds_itself_is_one_value():
+@pytest.mark.parametrize("times", [1, 9])  # 9 ** 16 looks, if each were looked into again
+def test_a_list_that_holds_itself_is_one_value(times):
     endless: list = []
-    endless.append(endless)
+    endless.extend([endless] * times)
     column = column_of([endless, endless])
     assert column.dtype == object
     assert column[0] is endless
@@ -434,11 +435,17 @@ def rows_that_change(draw: st.DrawFn) -> list[dict | None]:
 )
 def test_blocks_of_rows_give_what_the_slow_obvious_version_gives(rows, block, few, short):
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_BLOCK": block, "_FEW": few, "_SHORT": short}.items():
+        for name, value in {"_BLOCK": block, "_BLOCK_VALUES": 1, "_FEW": few, "_SHORT": short}.items():
             patch.setattr(schema, name, value)
         assert_as_slowly_assembled(rows)
 
 
+@pytest.fixture
+def blocks_of_1024_rows(monkeypatch):
+    monkeypatch.setattr(schema, "_BLOCK_VALUES", 1)
+
+
+@pytest.mark.usefixtures("blocks_of_1024_rows")
 @pytest.mark.parametrize("spoilt", [1023, 1024, 2047, 2048, 4999])
 @pytest.mark.parametrize("value", [None, "text", 3, 0.5, True, np.float32(0.1), 2**53 + 1, [1.0], "a\0", "x" * 60_000])
 @pytest.mark.parametrize("others", [0.5, 1, True, "text", np.float64(0.5), [1.0], None], ids=repr)
@@ -448,6 +455,7 @@ def test_one_value_of_another_kind_among_thousands_decides_as_among_few(others, 
     assert_as_slowly_assembled(rows)
 
 
+@pytest.mark.usefixtures("blocks_of_1024_rows")
 @pytest.mark.parametrize(
     "row", [{}, None, {"other": 1}, {"key": 0.5, "more": 1}, OrderedDict(other=1, key=2.0)], ids=repr
 )
@@ -462,6 +470,33 @@ def test_text_that_is_short_everywhere_but_pads_much_in_the_whole_stays_text():
     rows = [{"key": "x" * 15 if number == 70_000 else ""} for number in range(80_000)]
     assert_as_slowly_assembled(rows)
     assert assemble_reward_extra_info(rows)["key"].dtype == object
+
+
+def test_text_that_pads_much_in_the_whole_is_weighed_by_its_exact_length(monkeypatch):
+    monkeypatch.setattr(schema, "_FREE_TEXT_BYTES", 0)
+    for rows, dtype in ((8, "<U9"), (9, object)):  # at most 8 characters for each that is there
+        column = assemble_reward_extra_info([{"key": "x" * 9 if row == 0 else ""} for row in range(rows)])["key"]
+        assert column.dtype == dtype
+
+
+def test_what_is_of_one_kind_is_written_as_it_comes_and_never_decided_anew(monkeypatch):
+    def decided_anew(*_):
+        raise AssertionError("all values were looked at once more")
+
+    patches = {"_BLOCK": 10, "_BLOCK_VALUES": 1, "_FREE_TEXT_BYTES": 0, "dense_column": decided_anew}
+    for name, value in patches.items():
+        monkeypatch.setattr(schema, name, value)
+    rows = [{"float": row / 2, "int": row, "bool": row % 3 > 0, "text": "abcdef"[: row % 7]} for row in range(45)]
+    for row in rows[::2]:
+        row["sometimes"] = [1]
+    for row in rows[20:]:
+        row["late"] = 1.0
+    columns = assemble_reward_extra_info(rows)
+    kinds = {"float": "f8", "int": "i8", "bool": "?", "text": "<U6", "sometimes": "O", "late": "O"}
+    assert list(columns) == list(kinds)
+    for key, column in columns.items():
+        assert column.dtype == np.dtype(kinds[key])
+        assert column.tolist() == [row.get(key) for row in rows]
 
 
 def test_an_ordered_row_whose_order_was_changed_keeps_its_values_under_their_keys():

@@ -141,7 +141,7 @@ class _Growing:
         array, self.array = self.array, None
         if self.filled < self.rows:
             self.types.add(NoneType)
-        if array is None or not self.agreed:
+        if array is None:
             return None
         if array.dtype != object:
             wide = array.dtype.kind == "U" and not _pads_little(self.rows, array.itemsize // 4, _letters(array))
