@@ -29,7 +29,7 @@ from strategies import alike, objects, reward_rows
 from tensordict import TensorDict
 from verl.protocol import DataProto, fold_batch_dim, pad_dataproto_to_divisor, unfold_batch_dim, unpad_dataproto
 
-from verl_ext import SparseDataProto, SparseNonTensor, plugin
+from verl_ext import SparseDataProto, SparseNonTensor, plugin, schema
 from verl_ext.column import RAW_COLUMN
 from verl_ext.protocol import REWARD_KEYS, as_sparse, is_sparse
 
@@ -232,7 +232,9 @@ class Batches(RuleBasedStateMachine):
             check(made)
 
 
-def test_random_programs_of_operations_do_to_batches_what_they_do_to_a_list_of_samples():
+def test_random_programs_of_operations_do_to_batches_what_they_do_to_a_list_of_samples(monkeypatch):
+    for name, value in {"_BLOCK": 3, "_BLOCK_VALUES": 1, "_FEW": 2}.items():  # small batches fill several blocks, too
+        monkeypatch.setattr(schema, name, value)
     run_state_machine_as_test(
         Batches,
         settings=settings(settings.default, max_examples=PROGRAMS, stateful_step_count=12, report_multiple_bugs=False),
