@@ -186,6 +186,7 @@ WHERE_STOCK_BENDS = {
     "ranges": ([range(2), range(2)], object),
     "named tuples": ([Span(0, 1), Span(2, 3)], object),
     "lists of named tuples": ([[Span(0, 1)], [Span(2, 3)]], object),
+    "arrays of objects": ([np.array([1, 2], object), np.array([3, 4], object)], object),
     "arrays of datetimes": ([np.array(["2024"], "M8[s]"), np.array(["2025"], "M8[s]")], object),
     "NumPy datetimes, down to the nanosecond": ([np.datetime64(1, "ns"), np.datetime64(2, "ns")], object),
     "NumPy time deltas": ([np.timedelta64(1, "s"), np.timedelta64(2, "s")], object),
@@ -488,7 +489,7 @@ def test_what_is_of_one_kind_is_written_as_it_comes_and_never_decided_anew(monke
         monkeypatch.setattr(schema, name, value)
     rows = [{"float": row / 2, "int": row, "bool": row % 3 > 0, "text": "abcdef"[: row % 7]} for row in range(45)]
     for row in rows[::2]:
-        row["sometimes"] = [1]
+        row["sometimes"] = 0.5
     for row in rows[20:]:
         row["late"] = 1.0
     columns = assemble_reward_extra_info(rows)

@@ -27,7 +27,8 @@ Column = np.ndarray
 _FREE_TEXT_BYTES = 2**20
 _TEXT_PADDING = 8
 _DEEPEST = 16
-_SAME_IN_PYTHON = frozenset("biufcOUS")
+_INTEGER_KINDS, _NUMBER_KINDS = frozenset("biu"), frozenset("biufc")  # NumPy's letters; bools count as integers
+_SAME_IN_PYTHON = _NUMBER_KINDS | set("OUS")
 _PYTHON_NUMBERS = frozenset((bool, int, float, complex))
 _SEQUENCES = frozenset((list, tuple, np.ndarray))
 _MACHINE_TYPES = {float: ("d", np.float64), int: ("q", np.int64), bool: ("?", np.bool_)}  # by code of `struct`
@@ -271,7 +272,7 @@ def _nested(values: Sequence[Any], types: set[type]) -> Column | None:
     if not shape or any(_shape(value) != shape for value in values[1:]):
         return None
     dtype = _dtype_of_arrays(values)
-    if dtype is not None and dtype.kind in "biufc":
+    if dtype is not None and dtype.kind in _NUMBER_KINDS:
         return np.stack(values)
     leaves = [leaf for value in values for leaf in _leaves(value, len(shape))]
     if not leaves:
@@ -306,6 +307,11 @@ def _is_numpy_number(kind: type) -> bool:
     return issubclass(kind, np.bool_ | np.number) and not issubclass(kind, np.timedelta64)
 
 
+def _is_number_array(value: Any) -> bool:
+    """Whether a value is an array without axes that holds a number."""
+    return type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in _NUMBER_KINDS
+
+
 def _may_be_number(kind: type) -> bool:
     """Whether values of this type can be numbers: Python's, or those that arrays and tensors hold."""
     return issubclass(kind, bool | int | float | complex) or not _is_plain(kind)
@@ -324,7 +330,7 @@ def _is_plain(kind: type) -> bool:
 
 def _numpy_dtype(value: Any) -> np.dtype | None:
     """The dtype that a NumPy scalar, a 0-d numeric array or a 0-d tensor brings along; `None` for anything else."""
-    if _is_numpy_number(type(value)) or (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc"):
+    if _is_numpy_number(type(value)) or _is_number_array(value):
         dtype: np.dtype = value.dtype.newbyteorder("=")
         return dtype
     if is_tensor(type(value)) and value.ndim == 0:
@@ -352,9 +358,7 @@ def _python_number(value: Any, otherwise: Any) -> Any:
         return value
     if _is_numpy_number(type(value)):
         number = value.item()
-    elif (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc") or (
-        is_tensor(type(value)) and value.ndim == 0
-    ):
+    elif _is_number_array(value) or (is_tensor(type(value)) and value.ndim == 0):
         try:
             number = value.item()
         except (RuntimeError, NotImplementedError):  # a tensor on the meta device has no value
@@ -371,7 +375,7 @@ def _shape(value: Any, _open: tuple[int, ...] = ()) -> tuple[int, ...] | None:
     """The shape of nested lists, tuples and arrays; `()` for a leaf, `None` if ragged, opaque or too deep."""
     kind = type(value)
     if kind is np.ndarray:
-        return value.shape if value.dtype.kind in "biufcU" else None
+        return value.shape if value.dtype.kind in _NUMBER_KINDS | {"U"} else None
     if kind is not list and kind is not tuple:
         return ()
     if len(_open) == _DEEPEST or id(value) in _open:  # a list may hold itself
@@ -410,7 +414,7 @@ def merge_columns(parts: Sequence[Column | int]) -> Column:
     parts = [part for part in parts if _rows(part)] or parts  # no rows: neither a missing key nor a dtype
     present = [part for part in parts if not isinstance(part, int)]
     forms = {(part.dtype, part.shape[1:]) for part in present}
-    if len(present) == len(parts) and len(forms) == 1 and present[0].dtype.kind in "biufc":
+    if len(present) == len(parts) and len(forms) == 1 and present[0].dtype.kind in _NUMBER_KINDS:
         return np.concatenate(present)  # every row brings this dtype, so deciding anew would find it again
     objects = np.concatenate([_objects(part) for part in parts])
     types = set(map(type, objects.tolist()))
@@ -454,9 +458,9 @@ def _bends(parts: Sequence[Column]) -> bool:
     kinds = {part.dtype.kind for part in parts}
     if len(kinds) == 1 or ("O" in kinds and kinds <= _SAME_IN_PYTHON):
         return False
-    if kinds <= set("biu"):
+    if kinds <= _INTEGER_KINDS:
         return np.result_type(*parts).kind == "f"
-    if kinds <= set("biufc"):
+    if kinds <= _NUMBER_KINDS:
         return not _exact_in_float64(chain.from_iterable(part.ravel().tolist() for part in parts))
     return True
 
