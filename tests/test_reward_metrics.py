@@ -1,6 +1,7 @@
 """Metrics of reward keys over a run, against the plainest computation there is."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from verl_ext.reward_metrics import RewardMetrics, Step, Summary
         (np.array([None, 1, True, 0.5], dtype=object), [math.nan, 1.0, 1.0, 0.5], [False, True, True, True]),
         ([None, np.float32(0.5), torch.tensor(2), np.array(3)], [math.nan, 0.5, 2.0, 3.0], [False, True, True, True]),
         (np.array([None, None], dtype=object), [math.nan] * 2, [False, False]),
+        ([10**400, -(10**400), None], [math.inf, -math.inf, math.nan], [True, True, False]),
         ([], [], []),
     ],
 )
@@ -179,6 +181,20 @@ def test_keys_that_are_no_numbers_are_left_out_and_one_that_stops_to_be_one_is_s
     assert "('three'), not a number. It counts as missing" in message
 
 
+def test_the_numbers_among_values_that_are_none_are_averaged():
+    _, second = steps_of(RewardMetrics("all"), [{"len": 3}], [{"len": "three"}, {"len": 5}])
+    assert (second["reward_extra/len/mean"], second["reward_extra/len/count"]) == (5.0, 1.0)
+
+
+def test_a_key_that_begins_after_a_step_was_lacked_even_if_a_step_without_samples_came_between():
+    *_, last = steps_of(RewardMetrics(), [{"acc": 1.0}], [], [{"acc": 1.0, "new": 2.0}])
+    assert last["reward_extra/new/mean"] == 2.0
+
+
+def test_a_key_of_a_step_without_samples_has_no_coverage():
+    assert Summary(0).metrics("key") == {"key/count": 0.0, "key/coverage": 0.0}
+
+
 @pytest.mark.parametrize(("nan_is_missing", "count"), [(False, 2.0), (True, 1.0)])
 def test_nan_is_a_value_or_missing_and_is_named_once_with_its_data_source(nan_is_missing, count):
     said = []
@@ -212,6 +228,53 @@ def test_the_shares_of_a_text_keys_commonest_values_are_logged_where_they_are_as
         "reward_extra/judge/share/bad": pytest.approx(1 / 3),
     }
     assert (second["reward_extra/judge/share/good"], second["reward_extra/judge/share/bad"]) == (0.0, 1.0)
+
+
+def test_of_many_values_the_commonest_of_the_first_step_have_shares_of_their_own_and_the_others_one():
+    def rows(most):
+        return [{"judge": f"value {number:02}"} for number in range(20) for _ in range(most - number)]
+
+    run = RewardMetrics(texts=["judge"])
+    first, second = steps_of(run, rows(30), [{"judge": "new"}, {"judge": "value 00"}, {"judge": "value 19"}, {}])
+    named = {f"reward_extra/judge/share/value {number:02}": (30 - number) / 410 for number in range(16)}
+    shares = {name: share for name, share in first.items() if "/share/" in name}
+    assert shares == pytest.approx({**named, "reward_extra/judge/share/(other)": (14 + 13 + 12 + 11) / 410})
+    assert second["reward_extra/judge/share/(other)"] == pytest.approx(2 / 3)
+    assert second["reward_extra/judge/share/value 00"] == pytest.approx(1 / 3)
+
+
+def test_values_that_come_as_often_are_taken_by_the_alphabet_and_each_key_has_its_own():
+    run = RewardMetrics(texts=["judge", "style"])
+    rows = [{"judge": letter, "style": letter.upper()} for letter in "zyxwvutsrqponmlkjihgfedcba"]
+    (found,) = steps_of(run, rows)
+    for key, letters in {"judge": "abcdefghijklmnop", "style": "ABCDEFGHIJKLMNOP"}.items():
+        shares = [name.rpartition("/")[2] for name in found if name.startswith(f"reward_extra/{key}/share/")]
+        assert shares == [*letters, "(other)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("good", r"good"),
+        ("x" * 40, r"x{40}"),
+        ("x" * 41, r"x{30} #[0-9a-f]{8}"),
+        ("a/b", r"a_b #[0-9a-f]{8}"),
+        ("a\nb", r"a\\nb #[0-9a-f]{8}"),
+    ],
+)
+def test_a_value_is_named_by_itself_or_by_its_beginning_and_a_digest(text, name):
+    (found,) = steps_of(RewardMetrics(texts=["judge"]), [{"judge": text}])
+    (share,) = [metric for metric in found if "/share/" in metric]
+    assert re.fullmatch(f"reward_extra/judge/share/{name}", share)
+
+
+@pytest.mark.parametrize(("values", "is_said"), [([1.0, 2.0], True), (["a", 1.0], False), ([None, None], False)])
+def test_a_text_key_whose_values_are_no_text_is_said(values, is_said):
+    said = {}
+    run = RewardMetrics(texts=["judge"], warn=said.__setitem__)
+    steps_of(run, [{"judge": value} for value in values])
+    message = "text_metrics names 'judge', whose values are no text: only text counts"
+    assert said == ({("text", "judge"): message} if is_said else {})
 
 
 def test_text_that_a_model_wrote_makes_neither_long_nor_many_nor_hostile_names():
@@ -274,12 +337,12 @@ def test_several_steps_logged_as_one_are_one_step_of_all_their_samples(steps):
 def test_several_steps_weigh_the_shares_of_text_by_who_has_the_key_also_before_a_value_was_known():
     run = RewardMetrics(texts=["judge"])
     taken = []
-    for texts in (["good"] * 3, ["bad", None]):
+    for texts in (["good"] * 3, ["bad", None], [None]):
         steps_of(run, [{} if text is None else {"judge": text} for text in texts])
         taken.append(run.take())
     assert run.logged(sum(taken, Step())) == {
         "reward_extra/judge/count": 4.0,
-        "reward_extra/judge/coverage": 0.8,
+        "reward_extra/judge/coverage": pytest.approx(4 / 6),
         "reward_extra/judge/share/good": 0.75,
         "reward_extra/judge/share/bad": 0.25,
     }

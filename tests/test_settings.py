@@ -1,5 +1,7 @@
 """The settings in verl's own configuration, in each form through Hydra, and what a fill value does."""
 
+import math
+
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
@@ -103,6 +105,16 @@ def test_a_value_that_is_no_finite_number_is_refused_with_its_row_even_with_a_fi
     column[1] = value
     with pytest.raises(MissingRewardError, match=r"'acc' is .* in row 1 \(data source 'math'\)"):
         training_values("acc", column, 2, Settings({"acc": 0.0}), ["gsm8k", "math"])
+
+
+@pytest.mark.parametrize("nan", [math.nan, np.float32("nan")])
+def test_a_nan_is_filled_only_where_it_counts_as_missing(nan):
+    column = np.array([1.0, nan], dtype=object)
+    assert training_values("acc", column, 2, Settings({"acc": 0.5}, nan="missing"), None).tolist() == [1.0, 0.5]
+    with pytest.raises(MissingRewardError, match=r"1 of 2 samples lack the reward component 'acc'\. Return it"):
+        training_values("acc", column, 2, Settings(nan="missing"), None)
+    with pytest.raises(MissingRewardError, match=r"'acc' is .*nan.* in row 1: it must"):
+        training_values("acc", column, 2, Settings({"acc": 0.5}), None)
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39, 10**39, 10**400, float("inf")])
