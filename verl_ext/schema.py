@@ -28,7 +28,7 @@ _FREE_TEXT_BYTES = 2**20
 _TEXT_PADDING = 8
 _DEEPEST = 16
 _INTEGER_KINDS, _NUMBER_KINDS = frozenset("biu"), frozenset("biufc")  # NumPy's letters; bools count as integers
-_SAME_IN_PYTHON = _NUMBER_KINDS | set("OUS")
+_LEAF_KINDS, _SAME_IN_PYTHON = _NUMBER_KINDS | set("U"), _NUMBER_KINDS | set("OUS")
 _PYTHON_NUMBERS = frozenset((bool, int, float, complex))
 _SEQUENCES = frozenset((list, tuple, np.ndarray))
 _MACHINE_TYPES = {float: ("d", np.float64), int: ("q", np.int64), bool: ("?", np.bool_)}  # by code of `struct`
@@ -375,7 +375,7 @@ def _shape(value: Any, _open: tuple[int, ...] = ()) -> tuple[int, ...] | None:
     """The shape of nested lists, tuples and arrays; `()` for a leaf, `None` if ragged, opaque or too deep."""
     kind = type(value)
     if kind is np.ndarray:
-        return value.shape if value.dtype.kind in _NUMBER_KINDS | {"U"} else None
+        return value.shape if value.dtype.kind in _LEAF_KINDS else None
     if kind is not list and kind is not tuple:
         return ()
     if len(_open) == _DEEPEST or id(value) in _open:  # a list may hold itself
