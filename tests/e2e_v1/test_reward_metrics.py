@@ -88,7 +88,10 @@ def test_each_output_of_a_session_counts_with_the_sessions_reward_and_none_where
 
 def test_settings_hold_in_training_and_in_validation(ours):
     judged = [planned(f"judged {n}", "{'score': 1.0, 'judge': 'good'}", "{'score': 0.0}") for n in range(2)]
-    assert logged(ours(train=judged, overrides=["+verl_ext.text_metrics=[judge]"]).step()) == {
+    run = ours(train=judged, overrides=["+verl_ext.text_metrics=[judge]"])
+    metrics = run.step()
+    assert len(run.rollout_dump()) == 4, "verl has trained on other samples than the planned ones"
+    assert logged(metrics) == {
         "reward_extra/judge/count": 2,
         "reward_extra/judge/coverage": 0.5,
         "reward_extra/judge/share/good": 1.0,
