@@ -216,7 +216,7 @@ def _numbers(values: Sequence[Any], types: set[type]) -> Column | None:
     if all(issubclass(kind, int) for kind in types):
         return _integers(values)
     column = np.array(values)
-    return column if column.dtype.kind in "fc" and _exact_in_float64(values) else None
+    return column if column.dtype.kind in "fc" and _exact_in_float64(values, types) else None
 
 
 def _packed(values: Sequence[Any], kind: type) -> Column:
@@ -235,9 +235,12 @@ def _integers(values: Sequence[int]) -> Column | None:
     return None
 
 
-def _exact_in_float64(values: Iterable[Any]) -> bool:
-    """Whether float64 holds every integer among numbers."""
-    return all(int(float(number)) == number for number in values if isinstance(number, int))
+def _exact_in_float64(values: Iterable[Any], types: Iterable[type]) -> bool:
+    """Whether float64 holds every integer among numbers of these types."""
+    if not any(issubclass(kind, int) and kind is not bool for kind in types):
+        return True
+    integers = [number for number in values if isinstance(number, int)]
+    return list(map(float, integers)) == integers
 
 
 def _text(values: Sequence[Any], types: set[type]) -> Column | None:
@@ -461,7 +464,7 @@ def _bends(parts: Sequence[Column]) -> bool:
     if kinds <= _INTEGER_KINDS:
         return np.result_type(*parts).kind == "f"
     if kinds <= _NUMBER_KINDS:
-        return not _exact_in_float64(chain.from_iterable(part.ravel().tolist() for part in parts))
+        return not _exact_in_float64(chain.from_iterable(part.ravel().tolist() for part in parts), {int})
     return True
 
 
