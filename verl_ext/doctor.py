@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import sys
 import warnings
@@ -112,7 +113,7 @@ def examine_nodes(address: str | None) -> Iterator[Process]:
         address: of a running cluster; `None` for the one that `RAY_ADDRESS` names, or a local one made for this.
 
     Raises:
-        NoClusterError: nothing answers at the address.
+        NoClusterError: the address is none, or no cluster answers there.
     """
     try:
         import ray
@@ -136,9 +137,7 @@ def examine_nodes(address: str | None) -> Iterator[Process]:
 
     ours = not ray.is_initialized()
     if ours:
-        _refuse_unreachable(address or os.environ.get("RAY_ADDRESS", ""))
-        environment = constants_ppo.get_ppo_ray_runtime_env()
-        ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+        _connect(ray, address, constants_ppo.get_ppo_ray_runtime_env())
     try:
         asked = {}
         for node in ray.nodes():
@@ -211,14 +210,39 @@ class NoClusterError(VerlExtError, ConnectionError):
     """Nothing answers at the address of a Ray cluster."""
 
 
+_ADDRESS = re.compile(r"(?P<client>ray://)?(?:\[(?P<v6>[^\[\]\s]+)\]|(?P<name>[^\[\]\s:/]+))(?::(?P<port>[0-9]{1,5}))?")
+_CLIENT_PORT, _HIGHEST_PORT = 10001, 65535  # the first is Ray's own default for ray://
+_ATTEMPTS = "RAY_gcs_server_port_wait_time_s"
+
+
+def _connect(ray: Any, address: str | None, environment: Mapping[str, Any]) -> None:
+    target = os.environ.get("RAY_ADDRESS") or address if address in (None, "auto") else address
+    if target in (None, "local"):
+        failure = "Ray does not start"
+    else:
+        failure = f"no Ray cluster answers at {shown(target)}"
+        os.environ.setdefault(_ATTEMPTS, "1")  # where another server listens, Ray tries 20 times, for 40 s each
+        if target != "auto":
+            _refuse_unreachable(str(target))
+    try:
+        ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        raise NoClusterError(f"{failure}: {_said(error)}") from error
+
+
 def _refuse_unreachable(address: str) -> None:
     """Ray itself goes on trying for many minutes."""
-    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
-            raise NoClusterError(f"no Ray cluster answers at {shown(address)}: {_said(error)}") from error
+    found = _ADDRESS.fullmatch(address)
+    port = found and int(found["port"] or (_CLIENT_PORT if found["client"] else 0))
+    if not found or not port or port > _HIGHEST_PORT:
+        raise NoClusterError(
+            f"{shown(address)} is no address of a Ray cluster: write host:port or [IPv6 address]:port, with a port "
+            f"from 1 to {_HIGHEST_PORT}; or ray://host:port, for its client server"
+        )
+    try:
+        socket.create_connection((found["v6"] or found["name"], port), timeout=10).close()
+    except (OSError, ValueError) as error:  # a name that no encoding of names has is a ValueError
+        raise NoClusterError(f"no Ray cluster answers at {shown(address)}: {_said(error)}") from error
 
 
 def _said(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import copy
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -35,8 +36,8 @@ AS_TOLD = [
 class Paths:
     """Both managers, anew for each test that kills a worker, and the same rows for each batch."""
 
-    def __init__(self, model_dir, rows):
-        self.config = rig.compose_config(model_dir, AS_TOLD)
+    def __init__(self, model_dir, rows, overrides=()):
+        self.config = rig.compose_config(model_dir, [*AS_TOLD, *overrides])
         self.rows = rows[:ROWS]
         self.client = rig.RecordedClient(rows, self.config)
         self.start()
@@ -97,6 +98,24 @@ REFUSED = {
     "returns a list": (MissingRewardError, r"data source 'math_dapo', index 4 is \[1\.0, 2\.0\] \(from .*as_told"),
     "returns text": (MissingRewardError, "data source 'math_dapo', index 4 is 'right'"),
     "returns a list that holds itself as the score": (MissingRewardError, r"index 4 is \[1\.0, \[\.\.\.\]\]"),
+    "raises StopIteration": (
+        MissingRewardError,
+        r"raised StopIteration for a sample, data source 'math_dapo', index 4",
+    ),
+    **(
+        {"raises CancelledError": (MissingRewardError, r"raised CancelledError for a sample, data source 'math_dapo'")}
+        if sys.version_info >= (3, 11)  # before, a task does not tell whether it is being cancelled
+        else {}
+    ),
+    "raises what does not come back": (
+        NotSendableError,
+        r"a CodedError \(500: judge down\) for a sample, data source 'math_dapo', index 4 .*TypeError: .*missing",
+    ),
+    "raises what does not pickle": (
+        NotSendableError,
+        r"a PicklingFailsError \(busy\) for a sample.* not to be pickled",
+    ),
+    "raises half a character": (NotSendableError, r"a ValueError \(\\ud800\) for a sample.* holds half a character"),
     "exits": (MissingRewardError, r"raised SystemExit for a sample, data source 'math_dapo', index 4 \(from .*as_told"),
     "is interrupted": (MissingRewardError, "raised KeyboardInterrupt for a sample, data source 'math_dapo', index 4"),
     "returns no score": (KeyError, "score"),

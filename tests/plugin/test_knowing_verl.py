@@ -320,6 +320,13 @@ def test_the_first_mixed_batch_of_an_unknown_reward_loop_is_an_error_that_names_
         assert part in message
 
 
+def test_keys_that_are_no_text_are_named_there_as_they_are(renamed_reward_loop):
+    uniform = scored_by(renamed_reward_loop, [{"acc": 1.0, 7: 1, None: 2}] * 2, "score_batch")
+    assert uniform.non_tensor_batch[7].tolist() == [1, 1]
+    with pytest.raises(UnsupportedVerlError, match=r"every sample of a batch has \(7, None, 'pred'\) would be lost"):
+        scored_by(renamed_reward_loop, [{"acc": 1.0, 7: 1, None: 2}, {"acc": 0.0, "pred": "4"}], "score_batch")
+
+
 def test_the_switch_in_that_error_accepts_what_stock_verl_does(renamed_reward_loop, monkeypatch):
     plugin.deactivate()
     monkeypatch.setenv(plugin.DISABLE, "reward_loop")

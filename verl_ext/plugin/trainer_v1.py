@@ -235,7 +235,7 @@ def _padding(batch: Any) -> set[str]:
 
 
 class _Recording:
-    """A reward loop manager that remembers what it returned, and refuses keys that the queue has fields for."""
+    """A reward loop manager that remembers what it returned, and hands verl of it what the queue has room for."""
 
     def __init__(self, manager: Any, taken: Sequence[str]) -> None:
         self._manager = manager
@@ -246,12 +246,28 @@ class _Recording:
         return getattr(self._manager, name)
 
     def compute_rm_score(self, data: Any) -> Any:
-        """As the manager's own."""
-        self.scored = self._manager.compute_rm_score(data)
-        clashes = [key for key in self.scored.meta_info.get("reward_extra_keys", ()) if key in self._taken]
+        """As the manager's own, but that `reward_extra_keys` names what can become a field of the samples.
+
+        Raises:
+            FieldCollisionError: a reward key names a field that the samples have.
+        """
+        from verl_ext.protocol import REWARD_KEYS
+
+        self.scored = scored = self._manager.compute_rm_score(data)
+        keys = scored.meta_info.get(REWARD_KEYS, ())
+        clashes = [key for key in keys if key in self._taken]
         if clashes:
             raise FieldCollisionError(dict.fromkeys(clashes, "a field of the samples in TransferQueue"))
-        return self.scored
+        fields = [key for key in keys if _becomes_a_field(key, scored.non_tensor_batch[key])]
+        meta_info = {**scored.meta_info, REWARD_KEYS: fields}
+        return type(scored)(batch=scored.batch, non_tensor_batch=scored.non_tensor_batch, meta_info=meta_info)
+
+
+def _becomes_a_field(key: Any, column: Any) -> bool:
+    """Whether verl can put a column into the queue: not by a name that is no text, nor rows that are tensors."""
+    import torch
+
+    return isinstance(key, str) and not any(isinstance(value, torch.Tensor) for value in column)
 
 
 def _keeps_colocated_rewards(module: Any) -> bool:
@@ -283,9 +299,11 @@ def _compute_reward_colocate(stock: Function) -> Function:
 
 def _rows_scored(scored: Any) -> list[Fields]:
     """The reward dicts of what a manager has scored: as they came, or of the columns where it hands on nothing else."""
+    from verl_ext.protocol import REWARD_KEYS
+
     if hasattr(scored, ROWS):
         return [row or {} for row in getattr(scored, ROWS)]
-    columns = {key: scored.non_tensor_batch[key].tolist() for key in scored.meta_info.get("reward_extra_keys", ())}
+    columns = {key: scored.non_tensor_batch[key].tolist() for key in scored.meta_info.get(REWARD_KEYS, ())}
     return [
         {key: values[row] for key, values in columns.items() if values[row] is not None} for row in range(len(scored))
     ]
