@@ -69,9 +69,11 @@ def component_keys(algorithm: Any) -> Sequence[str]:
 
 def _trained(values: Sequence[Any]) -> np.ndarray:
     """What verl trains on: the values, as its managers put them into a column, in float32."""
+    column = np.array(values)
     with np.errstate(over="ignore"):
-        numbers = np.asarray(np.array(values), dtype=np.float32)
-    if numbers.shape != (len(values),) or not np.isfinite(numbers).all():
+        numbers = np.asarray(column, dtype=np.float32)
+    finite = np.isfinite(column if column.dtype.kind in "mM" else numbers)  # of NaT, NumPy makes a finite number
+    if numbers.shape != (len(values),) or not finite.all():
         raise ValueError
     return numbers
 
