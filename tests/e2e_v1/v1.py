@@ -95,7 +95,16 @@ class Workers:
             found = ray.get(worker.__ray_call__.remote(taught))
             if bool(found) != self.plugin:
                 raise RuntimeError(f"a worker {'with' if self.plugin else 'without'} the plugin has taught {found}")
-        ray.get([worker.__ray_call__.remote(_keep_errors) for worker in self.loops])
+
+        def keep_errors(worker):
+            class Kept(logging.Handler):
+                def emit(self, record):
+                    worker.errors.append(self.format(record))
+
+            worker.errors = []
+            logging.getLogger().addHandler(Kept(logging.ERROR))
+
+        ray.get([worker.__ray_call__.remote(keep_errors) for worker in self.loops])
         return self
 
     def errors(self):
@@ -176,15 +185,6 @@ class Workers:
                 self.agent_loop_workers = workers.loops
 
         return OnShared
-
-
-def _keep_errors(worker):
-    class Kept(logging.Handler):
-        def emit(self, record):
-            worker.errors.append(self.format(record))
-
-    worker.errors = []
-    logging.getLogger().addHandler(Kept(logging.ERROR))
 
 
 def _switch(on):
