@@ -95,16 +95,6 @@ class Workers:
             found = ray.get(worker.__ray_call__.remote(taught))
             if bool(found) != self.plugin:
                 raise RuntimeError(f"a worker {'with' if self.plugin else 'without'} the plugin has taught {found}")
-
-        def keep_errors(worker):
-            class Kept(logging.Handler):
-                def emit(self, record):
-                    worker.errors.append(self.format(record))
-
-            worker.errors = []
-            logging.getLogger().addHandler(Kept(logging.ERROR))
-
-        ray.get([worker.__ray_call__.remote(keep_errors) for worker in self.loops])
         return self
 
     def errors(self):
@@ -140,10 +130,21 @@ class Workers:
         return workers
 
     def renew_like(self, manager):
-        """Make the agent loop workers those of `manager`."""
+        """Make the agent loop workers those of `manager`, which keep what they log as errors."""
         self.renewed(
             self.loops, manager.config, manager.llm_client, manager.teacher_client, manager.reward_loop_worker_handles
         )
+
+        def keep_errors(worker):
+            class Kept(logging.Handler):
+                def emit(self, record):
+                    worker.errors.append(self.format(record))
+
+            if not hasattr(worker, "errors"):
+                worker.errors = []
+                logging.getLogger().addHandler(Kept(logging.ERROR))
+
+        ray.get([worker.__ray_call__.remote(keep_errors) for worker in self.loops])
 
     def close(self):
         for worker in [*self.loops, *self.rewards]:
