@@ -10,7 +10,6 @@ import copy
 import json
 import pickle
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -727,7 +726,11 @@ def cases(name: str) -> list[dict[str, Any]]:
     return json.loads((shared if shared.exists() else here / "data" / name).read_text())
 
 
-COLLISIONS = [pytest.param(case["key"], case["where"], id=case["name"]) for case in cases("collisions.json")]
+COLLISIONS = [
+    pytest.param(case["key"], case["where"], id=case["name"])
+    for case in cases("collisions.json")
+    if case["key"] != RAW_COLUMN  # is carried: see "a reward key that is called as the raw column"
+]
 OUTPUT = dict.fromkeys(("__num_turns__", "turn_scores", RAW_COLUMN), "a column that the agent loop writes")
 PROMPTS = dict.fromkeys(("data_source", "reward_model", "extra_info", "uid"), "a column of the prompts")
 
@@ -744,8 +747,6 @@ def test_a_reward_key_is_refused_by_name_where_it_would_overwrite_something(key:
     with pytest.raises(FieldCollisionError, match=rf"'{key}' \(first in row 1\) is already ") as caught:
         batch.finalize(reserved={**OUTPUT, **PROMPTS})
     place = {"batch": "a tensor of this batch", "prompts": PROMPTS.get(key), "output": OUTPUT.get(key)}[where]
-    if key == RAW_COLUMN:
-        place = "the raw column itself"
     assert caught.value.collisions == {key: place}
     assert snapshot(batch) == before
 
@@ -753,8 +754,8 @@ def test_a_reward_key_is_refused_by_name_where_it_would_overwrite_something(key:
 @pytest.mark.parametrize("keep_raw", [True, False])
 def test_all_collisions_are_named_at_once_with_the_row_and_the_data_source(keep_raw: bool) -> None:
     sources = objects(["openai/gsm8k", "math_dapo", "math_dapo", "x\x1b"])
-    rows = [{"acc": 1}, {"rm_scores": 1, "uid": 2}, {"reserved": 3, RAW_COLUMN: 4}, {"data_source": 5}]
-    batch = scored(rows, data_source=sources)
+    rows = [{"acc": 1}, {"rm_scores": 1, "uid": 2}, {"reserved": 3, "tool": 4}, {"data_source": 5}]
+    batch = scored(rows, data_source=sources, tool=SparseNonTensor([{}] * 4))
     before = snapshot(batch)
     with pytest.raises(FieldCollisionError) as caught:
         batch.finalize(reserved=iter(["reserved", "unused"]), keep_raw=keep_raw)
@@ -762,7 +763,7 @@ def test_all_collisions_are_named_at_once_with_the_row_and_the_data_source(keep_
         "rm_scores": "a tensor of this batch",
         "uid": "a column of this batch",
         "reserved": "a reserved name",
-        RAW_COLUMN: "the raw column itself",
+        "tool": "the raw column itself",
         "data_source": "a column of this batch",
     }
     assert "'rm_scores' (first in row 1, data source 'math_dapo')" in str(caught.value)
@@ -1337,24 +1338,3 @@ def test_attaching_more_or_fewer_reward_dicts_than_samples_is_a_named_error(info
     with pytest.raises(RowError, match=rf"{len(infos)} reward dict\(s\) for 2 sample\(s\)"):
         attach_reward_extra_info(output, infos)
     assert output.non_tensor_batch == {}
-
-
-# --- threads -----------------------------------------------------------------------------------------------------
-
-
-def test_threads_that_finalize_concatenate_and_unite_batches_of_their_own_do_not_meet() -> None:
-    rows = [[{"acc": float(n), f"key {n % 5}": [n] * (n % 3)} for n in range(first, first + 50)] for first in range(40)]
-    alone = [columns_of(through(batch)) for batch in rows]
-    with ThreadPoolExecutor(16) as threads:
-        for _ in range(5):
-            assert list(threads.map(lambda batch: columns_of(through(batch)), rows)) == alone
-
-
-def through(rows: Any) -> DataProto:
-    """Raw chunks concatenated, finalized, beside a finalized one, united with a batch of prompts."""
-    cut = len(rows) // 2
-    batch = SparseDataProto.concat([scored(rows[:cut]), scored(rows[cut:], first=cut)]).finalize()
-    batch = SparseDataProto.concat([batch, finalized(rows, first=len(rows))])
-    return batch.union(
-        plain(batch.non_tensor_batch["uid"], extra=range(len(batch))).select(non_tensor_batch_keys=["uid"])
-    )

@@ -375,8 +375,8 @@ def test_scores_on_some_workers_only_are_an_error_that_names_the_tensor(loops):
 
 PLACES = {
     "batch": "a tensor of this batch",
-    "output": "(a column of this batch|the raw column itself)",
-    "prompts": "a column of (this batch|the batch that the trainer keeps)",
+    "output": "a column of this batch",
+    "prompts": "a column of (this batch|the batch it is united with)",
 }
 CASES = rollouts.collisions()
 REFUSED = [case for case in CASES if case["where"] != "allowed"]

@@ -44,6 +44,20 @@ def warn_once(what: object, message: str) -> None:
 
 
 Function = Callable[..., Any]
+
+
+def binder(function: Function) -> Callable[..., inspect.BoundArguments]:
+    """A function from the arguments of a call of `function` to what each of its parameters gets, defaults included."""
+    signature = inspect.signature(function)
+
+    def bind(*args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        return call
+
+    return bind
+
+
 _METHODS = (staticmethod, classmethod)
 REST = "..."
 """Stands for the parameters that a patch hands on without looking at them."""

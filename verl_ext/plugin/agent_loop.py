@@ -159,7 +159,7 @@ def finalizing(stock: Function, skip_role: str) -> Function:
             return await coroutine(self, prompts)
         with untaught_blamed(self.agent_loop_workers, site.name):
             output = await coroutine(self, marked(prompts))
-        return finalized(output, self.agent_loop_workers)
+        return finalized(output, self.agent_loop_workers, prompts)
 
     if not annotated:
         return generate
@@ -193,12 +193,13 @@ def _as_dict(stock: Function) -> Function:
     return as_dict
 
 
-def finalized(output: Any, workers: Sequence[Any]) -> Any:
+def finalized(output: Any, workers: Sequence[Any], prompts: Any) -> Any:
     """What the manager hands on: the workers' output, finalized, once it is known that every worker runs the plugin.
 
     Raises:
         PluginMissingError: a worker does not run the plugin.
-        FieldCollisionError: a reward key names a column or tensor of the output, or a column that the trainer keeps.
+        FieldCollisionError: a reward key names a tensor of the output, or, with other values, a column of the output or
+            one that the trainer keeps of the prompts.
     """
     from verl_ext.protocol import is_sparse
 
@@ -215,7 +216,8 @@ def finalized(output: Any, workers: Sequence[Any]) -> Any:
     carried = frozenset(columns).intersection(*(names for _, names in replies)) - set(KEPT_BY_TRAINER)
     for name in carried.intersection(raw.keys() if isinstance(raw, SparseNonTensor) else ()):
         del columns[name]
-    output.finalize(reserved=dict.fromkeys(KEPT_BY_TRAINER, "a column of the batch that the trainer keeps"))
+    kept = {name: prompts.non_tensor_batch.get(name, "a column that the trainer keeps") for name in KEPT_BY_TRAINER}
+    output.finalize(reserved=kept)
     # verl has the dicts behind its other extra fields, and no such column where no sample has any.
     dicts = output.non_tensor_batch.pop(RAW_COLUMN, ())
     if any(row is not None for row in dicts):

@@ -5,7 +5,6 @@ Settings are checked at start, validation batches of different schemas are kept 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import numpy as np
 from verl_ext.errors import shown
 from verl_ext.plugin import _run
 from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writes_rows_whole, writing_dumpable
-from verl_ext.plugin._site import REST, Function, PatchSite, holding, warn_once
+from verl_ext.plugin._site import REST, Function, PatchSite, binder, holding, warn_once
 from verl_ext.plugin._trial import unless, verls_own
 from verl_ext.plugin.advantage import component_keys
 from verl_ext.settings import Settings
@@ -173,14 +172,15 @@ _COMPONENTS = "_verl_ext_components"
 
 @site.wraps("compute_advantage", "data", "adv_estimator", REST)
 def _compute_advantage(stock: Function) -> Function:
-    signature = inspect.signature(stock)
+    bind = binder(stock)
 
     def compute_advantage(*args: Any, **kwargs: Any) -> Any:
         data = stock(*args, **kwargs)
-        call = signature.bind(*args, **kwargs).arguments
+        call = bind(*args, **kwargs).arguments
         if call["adv_estimator"] == "gdpo":
-            misses = Settings.of(call["config"]).misses
-            columns = {key: data.non_tensor_batch.get(key, ()) for key in component_keys(call["config"])}
+            config = call.get("config")
+            misses = Settings.of(config).misses
+            columns = {key: data.non_tensor_batch.get(key, ()) for key in component_keys(config)}
             present = {key: [value for value in column if not misses(value)] for key, column in columns.items()}
             sparse = {key: values for key, values in present.items() if 0 < len(values) < len(columns[key])}
             setattr(data, _COMPONENTS, sparse)

@@ -15,7 +15,7 @@ from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import FieldCollisionError, MissingRewardError, shown
 from verl_ext.plugin import _run
 from verl_ext.plugin._dump import GENERATIONS, writes_rows_whole, writing_dumpable
-from verl_ext.plugin._site import REST, Function, PatchSite, State, holding
+from verl_ext.plugin._site import REST, Function, PatchSite, State, binder, holding
 from verl_ext.plugin._trial import mentions, unless, verls_own
 from verl_ext.plugin._workers import refuse_untaught
 from verl_ext.plugin.advantage import component_keys
@@ -346,11 +346,14 @@ def _compute_advantage(stock: Function) -> Function:
     needed=unless(_hands_components),
 )
 def _compute_advantage_for_multi_trajectories(stock: Function) -> Function:
-    def compute(data: Any, batch_keys: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        batch = _trained.get()
-        if adv_estimator == "gdpo" and batch is not None:
-            _hand_components(data, batch, component_keys(kwargs["config"]))
-        return stock(data, batch_keys, adv_estimator, *args, **kwargs)
+    bind = binder(stock)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        call, batch = bind(*args, **kwargs).arguments, _trained.get()
+        components = component_keys(call.get("config")) if call["adv_estimator"] == "gdpo" else ()
+        if components and batch is not None:
+            _hand_components(call["data"], batch, components)
+        return stock(*args, **kwargs)
 
     return compute
 
