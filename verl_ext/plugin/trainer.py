@@ -5,7 +5,7 @@ Settings are checked at start, validation batches of different schemas are kept 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from verl_ext.errors import shown
+from verl_ext.names import Names
 from verl_ext.plugin import _run
 from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writes_rows_whole, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, binder, holding, warn_once
@@ -91,41 +92,46 @@ class _Ledger:
     """What one run of `_validate` has seen: so many rows, with these reward keys."""
 
     rows: int = 0
-    keys: dict[str, None] = field(default_factory=dict)
+    keys: dict[Any, None] = field(default_factory=dict)
+    names: Names[Any] = field(default_factory=Names)
 
-    def in_line(self, infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    def in_line(self, infos: Mapping[Any, Any], rows: int) -> dict[Any, Any]:
         """The reward columns of the next batch, such that verl's lists stay as long as the samples.
 
         verl extends one list per key and batch. So a key that this batch lacks gets `None`s, and a key that comes for
         the first time brings the `None`s of the rows before it.
         """
-        infos = {kept_apart(key): column for key, column in infos.items()}
+        names = kept_apart(infos, self.names)
+        infos = {names[key]: column for key, column in infos.items()}
         lines = {key: column if key in self.keys else _behind(self.rows, column) for key, column in infos.items()}
-        lines.update({key: np.full(rows, None, dtype=object) for key in self.keys if key not in infos})
+        lines.update({key: [None] * rows for key in self.keys if key not in infos})
         self.rows += rows
         self.keys.update(dict.fromkeys(infos))
         return lines
 
 
-def kept_apart(key: str) -> str:
-    """`key`, or another name for it where verl's validation fills a list of that name itself."""
-    if key != OWN_METRIC:
-        return key
-    warn_once(
-        "own metric",
-        f"the reward function returns a key named {OWN_METRIC!r}, which is also verl's own validation metric; "
-        f"it is kept apart as {RENAMED!r}",
-    )
-    return RENAMED
+def kept_apart(keys: Iterable[Any], names: Names[Any]) -> dict[Any, Any]:
+    """By reward key, itself, or another name for it where verl's validation fills a list of that name itself.
+
+    Args:
+        keys: of a batch.
+        names: what the keys of the batches before are called.
+    """
+    keys = dict.fromkeys(keys)
+    apart = {key: names.of(key, RENAMED) for key in (RENAMED, OWN_METRIC) if key in keys}
+    if OWN_METRIC in apart:
+        warn_once(
+            "own metric",
+            f"the reward function returns a key named {OWN_METRIC!r}, which is also verl's own validation metric; "
+            f"it is kept apart as {apart[OWN_METRIC]!r}",
+        )
+    return {key: apart.get(key, key) for key in keys}
 
 
 def _behind(rows: int, column: Any) -> Any:
     if rows == 0:
         return column
-    padded = np.full(rows + len(column), None, dtype=object)
-    for row, value in enumerate(column.tolist() if isinstance(column, np.ndarray) else column, rows):
-        padded[row] = value
-    return padded
+    return [*[None] * rows, *(column.tolist() if isinstance(column, np.ndarray) else column)]
 
 
 _ledger: ContextVar[_Ledger | None] = ContextVar("verl_ext_validation", default=None)
@@ -154,14 +160,17 @@ def _extract_reward(stock: Function) -> Function:
 @site.wraps("RayPPOTrainer._merge_validation_results", "self", "result_a", "result_b")
 def _merge_validation_results(stock: Function) -> Function:
     def _merge_validation_results(self: Any, result_a: Any, result_b: Any) -> Any:
-        results = [result for result in (result_a, result_b) if result is not None]
-        keys = dict.fromkeys(key for result in results for key in result["reward_extra_infos_dict"])
-        for result in results:
-            infos, rows = result["reward_extra_infos_dict"], len(result["sample_uids"])
-            result["reward_extra_infos_dict"] = {key: infos.get(key, [None] * rows) for key in keys}
-        return stock(self, result_a, result_b)
+        results = (result_a, result_b)
+        keys = dict.fromkeys(key for result in results if result for key in result["reward_extra_infos_dict"])
+        return stock(self, *(_with_keys(result, keys) if result else result for result in results))
 
     return _merge_validation_results
+
+
+def _with_keys(result: Mapping[str, Any], keys: Iterable[Any]) -> dict[str, Any]:
+    """What a `_validate` has returned, with `None`s for the keys that it has not seen."""
+    infos, missing = result["reward_extra_infos_dict"], [None] * len(result["sample_uids"])
+    return {**result, "reward_extra_infos_dict": {key: infos.get(key, missing) for key in keys}}
 
 
 # --- training ----------------------------------------------------------------------------------------------------

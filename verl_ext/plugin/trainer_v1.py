@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import FieldCollisionError, MissingRewardError, shown
+from verl_ext.names import Names
 from verl_ext.plugin import _run
 from verl_ext.plugin._dump import GENERATIONS, writes_rows_whole, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, State, binder, holding
@@ -22,7 +25,7 @@ from verl_ext.plugin.advantage import component_keys
 from verl_ext.plugin.agent_loop import UNSCORED
 from verl_ext.plugin.agent_loop import site as agent_loop
 from verl_ext.plugin.reward_loop import ROWS
-from verl_ext.plugin.trainer import OWN_METRIC, beginning_run, kept_apart
+from verl_ext.plugin.trainer import beginning_run, kept_apart
 from verl_ext.reward_metrics import RewardMetrics
 from verl_ext.schema import assemble_reward_extra_info
 
@@ -52,7 +55,8 @@ _trained: ContextVar[Any] = ContextVar("verl_ext_trained", default=None)
 def _kv_batch_get(stock: Function) -> Function:
     def kv_batch_get(keys: Any, partition_id: str, select_fields: Any = None) -> Any:
         data = stock(keys, partition_id, select_fields)
-        if "rm_scores" in (select_fields or ()) and "rm_scores" not in data.keys():
+        wanted = [select_fields] if isinstance(select_fields, str) else select_fields or ()
+        if "rm_scores" in wanted and "rm_scores" not in data.keys():
             _refuse_unscored(stock(keys, partition_id, ["data_source", "extra_fields"]))
         reader = _reader.get()
         if reader is not None and "extra_fields" in data.keys():
@@ -140,17 +144,18 @@ def _validate(stock: Function) -> Function:
     def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
         _run.of(self)
         _refuse_untaught_workers(self)
-        with reading(_keep_own_metric_apart):
+        with reading(partial(_keep_own_metric_apart, Names())):
             return stock(self, *args, **kwargs)
 
     return _validate
 
 
-def _keep_own_metric_apart(data: Any, keys: Sequence[str], partition_id: str) -> None:
+def _keep_own_metric_apart(names: Names[Any], data: Any, keys: Sequence[str], partition_id: str) -> None:
     extra_fields = column_of(data, "extra_fields")
     rows = reward_rows(extra_fields)
-    if any(OWN_METRIC in row for row in rows):
-        renamed = [{kept_apart(key): value for key, value in row.items()} for row in rows]
+    called = kept_apart(chain.from_iterable(rows), names)
+    if any(name != key for key, name in called.items()):
+        renamed = [{called[key]: value for key, value in row.items()} for row in rows]
         put_column(data, "extra_fields", with_rewards(extra_fields, renamed))
 
 
