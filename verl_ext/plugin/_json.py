@@ -64,11 +64,16 @@ class JsonForm:
         """As `json` writes it; what JSON has no form for is text."""
         self._repeated = 0
         try:
-            return self._walked(value)
+            found = self._read(value)
+            if not isinstance(found, _Parts):
+                return found
+            if found.left is not None:
+                self._walk(found)
         except _NotWritableError as error:
             text = f"<{_name_of(value)}>"
             self._tell(f"holds {error}; it is written as {text!r}")
             return text
+        return found.written
 
     def name(self, key: Any, taken: Container[str] = ()) -> str:
         """The name that `json` writes for a key, or its text where `json` refuses it; none of those that are taken."""
@@ -83,10 +88,9 @@ class JsonForm:
             name = self._text(_str_of(key))
         return free(name, taken)
 
-    def _walked(self, value: Any) -> Any:
-        """Without recursion: `json` goes deeper than Python's own functions can."""
-        known: dict[int, _Parts] = {}
-        top = _Parts(None, [], iter([(None, value)]))
+    def _walk(self, top: _Parts) -> None:
+        """Write all parts, without recursion: `json` goes deeper than Python's own functions can."""
+        known = {id(top.source): top}
         path: list[tuple[str | None, _Parts]] = [(None, top)]
         while path:
             name, parts = path[-1]
@@ -115,9 +119,8 @@ class JsonForm:
                     path[-1][1].put_part(name, parts)
             if len(path) > _DEEPEST:
                 raise _NotWritableError("parts within parts without end")
-        if top.depth > _SURE_DEPTH and not _writes_as_deep(top.depth):
-            raise _NotWritableError(f"parts within parts, {top.depth - 1:,} deep, which JSON cannot")
-        return top.written[0]
+        if top.depth > _SURE_DEPTH and not _writes_as_deep(1 + top.depth):  # the line is a dict, too
+            raise _NotWritableError(f"parts within parts, {top.depth:,} deep, which JSON cannot")
 
     def _repeat(self, values: int) -> None:
         self._repeated += values
@@ -145,6 +148,8 @@ class JsonForm:
                 if issubclass(kind, tuple):
                     return self._array(value, simple, tuple.__len__(simple))
                 simple = self._simpler(simple, kind)
+                if simple is _NOTHING:
+                    break
         except (_NotWritableError, KeyboardInterrupt):
             raise
         except BaseException as error:  # whatever a user's own class raises: verl ends the run for it
@@ -176,7 +181,8 @@ class JsonForm:
     def _object(self, source: Any, mapping: Any) -> _Parts:
         named: dict[str, Any] = {}
         for key, item in _all_of(mapping.items(), dict.__len__(mapping)):
-            named[self.name(key, named)] = item
+            is_plain = type(key) is str and key.isascii() and key not in named
+            named[key if is_plain else self.name(key, named)] = item
         if _is_plain(named.values()):
             return _Parts(source, named, None)
         return _Parts(source, {}, iter(named.items()))
@@ -239,9 +245,9 @@ def _is_plain(values: Collection[Any]) -> bool:
     kinds = set(map(type, values))
     if kinds <= _AS_IT_IS:
         return True
-    if kinds <= {int, bool}:
-        return _prints(min(values)) and _prints(max(values))
-    return kinds == {str} and all(map(_is_encodable, values))
+    if not kinds <= _PLAIN.keys():
+        return False
+    return all(_PLAIN[type(value)](value) for value in values)
 
 
 def _is_encodable(text: str) -> bool:
@@ -263,6 +269,14 @@ def _prints(number: int) -> bool:
     except ValueError:
         return False
     return True
+
+
+_PLAIN: dict[type, Callable[[Any], bool]] = {
+    **dict.fromkeys(_AS_IT_IS, lambda value: True),
+    int: _prints,
+    str: _is_encodable,
+}
+"""The kinds of leaves of JSON, and whether one is written as it is."""
 
 
 def _is_sequence(kind: type) -> bool:

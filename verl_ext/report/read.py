@@ -12,6 +12,7 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -161,15 +162,12 @@ def _refuse_what_is_no_file(found: os.stat_result) -> None:
         raise OSError(0, f"it is {_NO_FILES.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file")
 
 
-def _opened(path: Path) -> BufferedReader:
-    """Whatever has taken the place of the file since it was found: without waiting, and not if it is none any more."""
-    raw = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
-    try:
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """Without waiting, whatever has taken the place of a file since it was found; what is no file is refused."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as raw:
         _refuse_what_is_no_file(os.fstat(raw.fileno()))
-    except OSError:
-        raw.close()
-        raise
-    return raw
+        yield raw
 
 
 def _unreadable(error: OSError, faults: Faults) -> None:
