@@ -5,6 +5,7 @@ Batches only; what a column's dtype is, `schema` decides.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor, join_columns, raw_columns
+from verl_ext.column import MANAGER_FINALIZES, RAW_COLUMN, Row, SparseNonTensor, join_columns, raw_columns
 from verl_ext.errors import (
     BatchMismatchError,
     FieldCollisionError,
@@ -112,19 +113,21 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         Raw columns are merged as they are if every batch with rows has them; else they are finalized first. Reward
         columns get the dtype that all their values together ask for; a column that a batch lacks is filled with
         `None` there. `meta_info` merges as in `DataProto.concat`, but `reward_extra_keys` by ordered union, and
-        `metrics` dicts with unequal keys align. Without any sparse batch, this is `DataProto.concat`.
+        `metrics` dicts with unequal keys align. Without any batch that concerns rewards, this is `DataProto.concat`.
 
         Args:
-            data: batches, of which at least one is a `SparseDataProto` or has a raw column; any mix of raw,
-                finalized and plain. Not changed.
+            data: batches, any mix of raw, finalized and plain. Not changed.
+
+        Returns:
+            A `SparseDataProto` where one of the batches is one, or raw; else a batch of the first one's class, as
+            `DataProto.concat` gives it.
 
         Raises:
             BatchMismatchError: some batches lack a tensor that others have, or contradict each other in `meta_info`.
             FieldCollisionError: a raw column had to be finalized, and its keys name something else.
         """
-        if not any(map(is_sparse, data)):
+        if not any(map(is_ours, data)):
             return DataProto.concat(data)
-        cls = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), SparseDataProto)
         any_rows = any(map(len, data))
         counted = [bool(len(batch)) or not any_rows for batch in data]  # 0 rows contribute neither keys nor dtypes
         batches = _finalized_where_mixed([batch for batch, counts in zip(data, counted, strict=True) if counts])
@@ -133,11 +136,10 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
             next(finalized).meta_info if counts else _without(batch.meta_info, REWARD_KEYS)
             for batch, counts in zip(data, counted, strict=True)
         ]
-        return cls(
-            batch=_concat_tensors(batches),
-            non_tensor_batch=_concat_columns(batches),
-            meta_info=_merge_meta_info(infos),
-        )
+        columns = _concat_columns(batches)
+        sparse = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), None)
+        cls = sparse or (SparseDataProto if raw_columns(columns) else type(data[0]))
+        return cls(batch=_concat_tensors(batches), non_tensor_batch=columns, meta_info=_merge_meta_info(infos))
 
     def union(self, other: DataProto) -> DataProto:
         """As `DataProto.union`, after a look at the reward keys: see `guarded_union`."""
@@ -186,10 +188,19 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         return batch
 
 
-def is_sparse(batch: Any) -> bool:
-    """Whether a batch is ours: a `SparseDataProto`, or any batch that carries a raw column."""
+def is_ours(batch: Any) -> bool:
+    """Whether a batch concerns reward columns, by what it holds: raw columns, the dicts, or the names of its columns.
+
+    Its class says so too, but does not last: after the trainer's `union` a batch is a plain `DataProto` again, and
+    recipes go on joining it (DAPO's dynamic sampling).
+    """
     return isinstance(batch, SparseDataProto) or (
-        isinstance(batch, DataProto) and bool(raw_columns(batch.non_tensor_batch))
+        isinstance(batch, DataProto)
+        and (
+            REWARD_KEYS in batch.meta_info
+            or RAW_COLUMN in batch.non_tensor_batch
+            or bool(raw_columns(batch.non_tensor_batch))
+        )
     )
 
 
@@ -199,16 +210,19 @@ def as_sparse(batch: DataProto) -> SparseDataProto:
 
 
 def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseDataProto:
-    """A worker's output with its samples' reward dicts as the raw column, for the manager to finalize.
+    """A worker's output with its samples' reward dicts, for agent-loop workers whose `_postprocess` replaces verl's.
 
-    For agent-loop workers whose `_postprocess` replaces verl's: build the output without reward keys, and return this.
+    Build the output without reward keys, and return this. Where a manager with the plugin has asked, it carries the
+    raw column, which the manager finalizes; else (the plugin is off, or the worker is called by other code) it has
+    the columns that verl's own worker makes: one per key, the dicts, and `reward_extra_keys` beside `rm_scores`.
 
     Args:
         output: the worker's batch; its tensors and columns are shared, and it is not changed.
         infos: one dict from reward key to value per sample, or `None`; `(batch,)`.
 
     Raises:
-        RowError: a row is no dict, or a key no `str`, or there are more or fewer rows than samples.
+        RowError: a row is no dict, or there are more or fewer rows than samples.
+        FieldCollisionError: it was finalized, and a key names a tensor or a column of `output`.
     """
     column = SparseNonTensor(infos)
     if len(column) != len(output):
@@ -220,11 +234,62 @@ def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseD
     # verl puts the reward keys before this column (`AgentLoopWorker._postprocess`), so that the order stays verl's.
     behind = names[names.index("multi_modal_inputs") :] if "multi_modal_inputs" in names else []
     moved = {name: columns.pop(name) for name in behind}
-    return SparseDataProto(
+    attached = SparseDataProto(
         batch=output.batch,
         non_tensor_batch={**columns, RAW_COLUMN: column, **moved},
         meta_info=output.meta_info,
     )
+    return attached if MANAGER_FINALIZES.get() else finalized_output(attached)
+
+
+def finalized_output(output: SparseDataProto, reserved: Reserved = ()) -> SparseDataProto:
+    """`output.finalize(reserved)`, laid out as verl's agent loop does: the dicts behind its other extra fields.
+
+    There is no such column where no sample has any.
+    """
+    output.finalize(reserved)
+    dicts = output.non_tensor_batch.pop(RAW_COLUMN, ())
+    if any(row is not None for row in dicts):
+        output.non_tensor_batch[RAW_COLUMN] = dicts
+    return output
+
+
+def completed(batch: DataProto) -> DataProto:
+    """A batch without raw columns, with a column for every key of the dicts that it holds.
+
+    Workers with an assembly of their own may have kept some keys only (the intersection, or those of the first
+    sample), and `concat` has filled what other workers lacked with `None`. A value that a column has already is its
+    worker's own, and stays.
+
+    Raises:
+        FieldCollisionError: a key of the dicts that has no column names a tensor.
+    """
+    columns = batch.non_tensor_batch
+    rows = [row if isinstance(row, dict) else None for row in columns[RAW_COLUMN].tolist()]
+    aligned = assemble_reward_extra_info(rows)
+    tensors = () if batch.batch is None else batch.batch.keys()
+    if taken := [key for key in aligned if key in tensors and key not in columns]:
+        raise FieldCollisionError(dict.fromkeys(taken, "a tensor of this batch"))
+    whole = {key: _completed(columns.get(key), column) for key, column in aligned.items()}
+    keys = _ordered_union([aligned, batch.meta_info.get(REWARD_KEYS) or ()])
+    if all(whole[key] is columns.get(key) for key in whole) and set(keys) == set(
+        batch.meta_info.get(REWARD_KEYS, keys)
+    ):
+        return batch
+    return type(batch)(
+        batch=batch.batch,
+        non_tensor_batch={**columns, **whole, RAW_COLUMN: columns[RAW_COLUMN]},
+        meta_info={**batch.meta_info, REWARD_KEYS: keys} if _has_scores(batch) else batch.meta_info,
+    )
+
+
+def _completed(held: np.ndarray | None, column: np.ndarray) -> np.ndarray:
+    """A column with another's values where it has `None`; the column itself where that changes nothing."""
+    if held is None:
+        return column
+    had = list(held)
+    values = [theirs if mine is None else mine for mine, theirs in zip(had, list(column), strict=True)]
+    return held if all(map(operator.is_, values, had)) else dense_column(values)
 
 
 def _as_sparse(batch: DataProto, cls: type[SparseDataProto]) -> SparseDataProto:
