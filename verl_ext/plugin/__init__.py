@@ -24,6 +24,7 @@ DISABLE = "VERL_EXT_DISABLE"
 
 SITES = {
     "protocol": "verl.protocol",
+    "tensordict_utils": "verl.utils.tensordict_utils",
     "runtime_env": "verl.trainer.constants_ppo",
     "reward_loop": "verl.experimental.reward_loop.reward_loop",
     "agent_loop": "verl.experimental.agent_loop.agent_loop",
