@@ -87,17 +87,18 @@ class Patch:
     needed: Callable[[Any], bool] | None = None
     vital: bool = True
 
-    def place(self, module: ModuleType) -> tuple[Any, str, Any]:
-        """The owner, the attribute's name, and what is there (maybe a static or class method), `None` for nothing."""
+    def owner(self, module: ModuleType) -> tuple[Any, str]:
+        """What has the function as an attribute, a class or the module itself (`None` where that is not there)."""
         *path, name = self.target.split(".")
         owner: Any = module
         for part in path:
             owner = getattr(owner, part, None)
-        return owner, name, getattr(owner, "__dict__", {}).get(name)
+        return owner, name
 
     def locate(self, module: ModuleType) -> tuple[Any, str, Any, Function]:
         """The place of this patch, and the function there that it knows."""
-        owner, name, standing = self.place(module)
+        owner, name = self.owner(module)
+        standing = getattr(owner, "__dict__", {}).get(name)
         if standing is None:
             raise UnknownVerlError(f"{self.target} is not there")
         function = standing.__func__ if isinstance(standing, _METHODS) else standing
@@ -160,7 +161,7 @@ class PatchSite:
             # Patches that hang together ask the same question, which may take a run of verl's own code: once.
             questions = dict.fromkeys(patch.needed for patch in self._patches)
             answers = {needed: needed is None or needed(module) for needed in questions}
-            absent = [patch for patch in self._patches if not patch.vital and patch.place(module)[-1] is None]
+            absent = [patch for patch in self._patches if not (patch.vital or hasattr(*patch.owner(module)))]
             wanted = [patch for patch in self._patches if answers[patch.needed] and patch not in absent]
             places = [(patch, *patch.locate(module)) for patch in wanted]
             for patch, owner, name, standing, function in places:
