@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         VerlExtError,
         VerlNotFoundError,
     )
-    from verl_ext.protocol import SparseDataProto, attach_reward_extra_info
+    from verl_ext.protocol import SparseDataProto, as_sparse, attach_reward_extra_info
     from verl_ext.reward_metrics import numeric, present
     from verl_ext.schema import assemble_reward_extra_info
 
@@ -43,6 +43,7 @@ __all__ = [
     "UnsupportedVerlError",
     "VerlExtError",
     "VerlNotFoundError",
+    "as_sparse",
     "assemble_reward_extra_info",
     "attach_reward_extra_info",
     "numeric",
@@ -52,6 +53,7 @@ __all__ = [
 _HOMES = {
     "SparseNonTensor": "column",
     "SparseDataProto": "protocol",
+    "as_sparse": "protocol",
     "attach_reward_extra_info": "protocol",
     "assemble_reward_extra_info": "schema",
     "numeric": "reward_metrics",

@@ -254,27 +254,31 @@ def finalized_output(output: SparseDataProto, reserved: Reserved = ()) -> Sparse
     return output
 
 
-def completed(batch: DataProto) -> DataProto:
+def completed(batch: DataProto, carried: Iterable[str] = ()) -> DataProto:
     """A batch without raw columns, with a column for every key of the dicts that it holds.
 
     Workers with an assembly of their own may have kept some keys only (the intersection, or those of the first
     sample), and `concat` has filled what other workers lacked with `None`. A value that a column has already is its
     worker's own, and stays.
 
+    Args:
+        batch: not changed.
+        carried: columns that the batch only carries along, and that give way to a key of that name.
+
     Raises:
         FieldCollisionError: a key of the dicts that has no column names a tensor.
     """
-    columns = batch.non_tensor_batch
+    columns = {name: column for name, column in batch.non_tensor_batch.items() if name not in carried}
     rows = [row if isinstance(row, dict) else None for row in columns[RAW_COLUMN].tolist()]
     aligned = assemble_reward_extra_info(rows)
+    columns = {name: batch.non_tensor_batch[name] for name in carried if name not in aligned} | columns
     tensors = () if batch.batch is None else batch.batch.keys()
     if taken := [key for key in aligned if key in tensors and key not in columns]:
         raise FieldCollisionError(dict.fromkeys(taken, "a tensor of this batch"))
     whole = {key: _completed(columns.get(key), column) for key, column in aligned.items()}
-    keys = _ordered_union([aligned, batch.meta_info.get(REWARD_KEYS) or ()])
-    if all(whole[key] is columns.get(key) for key in whole) and set(keys) == set(
-        batch.meta_info.get(REWARD_KEYS, keys)
-    ):
+    named = batch.meta_info.get(REWARD_KEYS) or ()
+    keys = _ordered_union([named, aligned])
+    if all(whole[key] is batch.non_tensor_batch.get(key) for key in whole) and len(keys) == len(named):
         return batch
     return type(batch)(
         batch=batch.batch,
@@ -458,7 +462,8 @@ def _merge_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     """`one.union(other)` on verl's own code, once it is known that no reward key overwrites anything.
 
-    Raw columns are finalized on the way, so what comes out has none. Equal columns are no collision, also where one is
+    Raw columns are finalized on the way, so what comes out has none. Reward columns of `one` whose `rm_scores` were
+    popped give way to those that `other` brings with its own. Equal columns are no collision, also where one is
     float64 and the other `object`; the column of `one` stays then. All or nothing: on an error both are as they were.
 
     Args:
@@ -469,6 +474,10 @@ def guarded_union(one: DataProto, other: DataProto) -> DataProto:
         FieldCollisionError: a reward key of either side is a tensor, or a different column, of the other.
     """
     left, right = _finalized_plain(one), _finalized_plain(other)
+    if _scores_were_taken_out(left) and _has_scores(right):
+        # REMAX in recipes: the greedy answers' tensors are popped, and these columns say what those answers earned.
+        for key in (*left.meta_info.pop(REWARD_KEYS), RAW_COLUMN):
+            left.non_tensor_batch.pop(key, None)
     rewards = [key for key in _reward_keys(left) if key in left.non_tensor_batch]
     joining = [key for key in _reward_keys(right) if key in right.non_tensor_batch]
     collisions: dict[str, str] = {}
@@ -495,6 +504,11 @@ def guarded_union(one: DataProto, other: DataProto) -> DataProto:
         united.meta_info[REWARD_KEYS] = _ordered_union(lists)
     one.batch, one.non_tensor_batch, one.meta_info = united.batch, united.non_tensor_batch, united.meta_info
     return one
+
+
+def _scores_were_taken_out(batch: DataProto) -> bool:
+    """Whether a batch names reward columns and has no scores any more: verl names them only beside `rm_scores`."""
+    return REWARD_KEYS in batch.meta_info and not _has_scores(batch)
 
 
 def _finalized_plain(batch: DataProto) -> DataProto:

@@ -26,8 +26,11 @@ _PATIENCE = 60.0
 
 
 def driver_runs_plugin() -> bool:
-    """Whether the driver of this process's job has said that it runs the plugin."""
-    return DRIVER in os.environ
+    """Whether the driver of this process's job has said that it runs the plugin, or this process is the driver."""
+    import ray
+
+    in_worker = ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+    return DRIVER in os.environ or not in_worker
 
 
 def marked(batch: Any) -> Any:

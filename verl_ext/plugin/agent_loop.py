@@ -8,7 +8,7 @@ finalizes what it has concatenated. Workers do so only for a request with the ma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,7 @@ from verl_ext.plugin._site import REST, Function, PatchSite, State, holding, war
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, driver_runs_plugin, marked, refuse_untaught, untaught_blamed
 from verl_ext.plugin.reward_loop import missing_score, refuse_missing_scores, told_by
+from verl_ext.schema import same_value
 
 site = PatchSite(
     name="agent_loop",
@@ -103,7 +104,7 @@ def _postprocess(stock: Function) -> Function:
         if not (MANAGER_FINALIZES.get() or driver_runs_plugin()):
             _warn_of_mixed_rows([sample.extra_fields.get(RAW_COLUMN) for sample in inputs])
             return stock(self, inputs, input_non_tensor_batch, *args, **kwargs)
-        if self.reward_loop_worker_handles is not None:
+        if self.reward_loop_worker_handles is not None and hasattr(self, "config"):
             refuse_missing_scores([s.reward_score for s in inputs], input_non_tensor_batch or {}, self.config)
         for number, sample in enumerate(inputs):
             where = f"row {number} of {len(inputs)}{told_by(number, input_non_tensor_batch or {})}"
@@ -177,7 +178,7 @@ def finalizing(stock: Function, skip_role: str) -> Function:
             return await coroutine(self, prompts)
         with untaught_blamed(self.agent_loop_workers, site.name):
             output = await coroutine(self, marked(prompts))
-        return finalized(output, self.agent_loop_workers)
+        return finalized(output, self.agent_loop_workers, prompts.non_tensor_batch)
 
     if not annotated:
         return generate
@@ -211,8 +212,13 @@ def _as_dict(stock: Function) -> Function:
     return as_dict
 
 
-def finalized(output: Any, workers: Sequence[Any]) -> Any:
+def finalized(output: Any, workers: Sequence[Any], prompts: Mapping[str, Any]) -> Any:
     """What the manager hands on: the workers' output, finalized, once it is known that every worker runs the plugin.
+
+    Args:
+        output: what the workers returned, concatenated.
+        workers: their Ray actor handles.
+        prompts: the `non_tensor_batch` of what they were asked.
 
     Raises:
         PluginMissingError: a worker does not run the plugin.
@@ -234,9 +240,11 @@ def finalized(output: Any, workers: Sequence[Any]) -> Any:
         for name in carried.intersection(raw.keys()):
             del columns[name]
         return finalized_output(output, dict.fromkeys(KEPT_BY_TRAINER, "a column of the batch that the trainer keeps"))
+    named = output.meta_info.get(REWARD_KEYS) or ()
     if raw is not None:  # a worker class with a _postprocess of its own
-        return completed(output)
-    if output.meta_info.get(REWARD_KEYS):
+        carried = frozenset(name for name, column in prompts.items() if same_value(columns.get(name), column))
+        return completed(output, carried - {*named, *KEPT_BY_TRAINER, RAW_COLUMN})
+    if named:
         warn_once(
             "own postprocess",
             "the agent-loop workers answer by a _postprocess of their own, which replaces verl's and hands on no "

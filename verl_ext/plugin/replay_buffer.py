@@ -18,7 +18,7 @@ site = PatchSite(
 )
 
 
-@site.wraps("ReplayBuffer._dapo_filtered_keys", "self", "partition_id")
+@site.wraps("ReplayBuffer._dapo_filtered_keys", "self", "partition_id", vital=False)
 def _dapo_filtered_keys(stock: Function) -> Function:
     def _dapo_filtered_keys(self: Any, partition_id: str) -> Any:
         metric, settings = self.filter_groups_metric, Settings.of(self.trainer_config)
