@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         VerlExtError,
         VerlNotFoundError,
     )
+    from verl_ext.plugin.trainer import validation
     from verl_ext.protocol import SparseDataProto, as_sparse, attach_reward_extra_info
     from verl_ext.reward_metrics import numeric, present
     from verl_ext.schema import assemble_reward_extra_info
@@ -48,6 +49,7 @@ __all__ = [
     "attach_reward_extra_info",
     "numeric",
     "present",
+    "validation",
 ]
 
 _HOMES = {
@@ -58,6 +60,7 @@ _HOMES = {
     "assemble_reward_extra_info": "schema",
     "numeric": "reward_metrics",
     "present": "reward_metrics",
+    "validation": "plugin.trainer",
 }
 
 

@@ -10,10 +10,15 @@ from verl_ext.settings import Settings
 
 
 class Run:
-    """The settings of a run, and the metrics of its reward keys so far."""
+    """The settings of a run, the metrics of its reward keys so far, and by which key its trainer filters groups itself.
+
+    Attributes:
+        filter_metric: `None` where the trainer has no filter of its own.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.filter_metric: str | None = None
         self.metrics = RewardMetrics(
             settings.metrics, settings.text_metrics, nan_is_missing=settings.nan == "missing", warn=warn_once
         )
