@@ -1,4 +1,4 @@
-"""verl's real managers, reward workers and agent loops in this process, rows for them, and what tests ask of batches."""
+"""verl's real managers, reward workers and agent loops in this process, rows for them, and what is asked of batches."""
 
 import copy
 import functools
