@@ -5,6 +5,7 @@ The queue is a dict here; verl's v1 trainer, which reads it, is verl's own.
 
 import json
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,15 +13,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-tq = pytest.importorskip("transfer_queue", reason="verl's v1 trainer needs TransferQueue")
-pytest.importorskip("verl.trainer.ppo.v1", reason="this verl has no v1 trainer")
-
-from verl.trainer.ppo.v1 import replay_buffer, trainer_base
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
 from verl_ext.errors import MissingRewardError
 
 from .surroundings import DAPO, GSM8K, outcome
+
+tq = pytest.importorskip("transfer_queue", reason="verl's v1 trainer needs TransferQueue")
+trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base", reason="this verl has no v1 trainer")
+replay_buffer = pytest.importorskip("verl.trainer.ppo.v1.replay_buffer")
+tensordict_utils = pytest.importorskip("verl.utils.tensordict_utils")
 
 INFOS = [GSM8K, DAPO, {"acc": 0.0}, {**DAPO, "score": 1.0}]
 KEYS = [f"u{number // 2}_{number % 2}_0" for number in range(len(INFOS))]
@@ -28,11 +28,12 @@ KEYS = [f"u{number // 2}_{number % 2}_0" for number in range(len(INFOS))]
 
 def sample(number, info, own_field):
     """What such a framework writes for a sample; `own_field`: the reward dict is a field, not in `extra_fields`."""
-    tokens = torch.tensor([number, 1, 2])
+    tokens = torch.arange(number + 1)
+    per_token = ("advantages", "returns", "rm_scores", "token_level_rewards")
     field = {
         **dict.fromkeys(("prompts", "responses"), tokens),
-        **dict.fromkeys(("response_mask",), torch.ones(3, dtype=torch.long)),
-        **{name: torch.zeros(3) for name in ("advantages", "returns", "values", "rm_scores", "token_level_rewards")},
+        "response_mask": torch.ones_like(tokens),
+        **{name: torch.zeros(len(tokens)) for name in per_token},
         "num_turns": torch.tensor(1),
         "uid": KEYS[number].split("_")[0],
         "data_source": "planned",
@@ -50,7 +51,7 @@ class Queue:
     def kv_batch_get(self, keys, partition_id, select_fields=None):
         rows = [self.fields[key] for key in keys]
         names = [name for name in rows[0] if select_fields is None or name in select_fields]
-        return list_of_dict_to_tensordict([{name: row[name] for name in names} for row in rows])
+        return tensordict_utils.list_of_dict_to_tensordict([{name: row[name] for name in names} for row in rows])
 
 
 @pytest.fixture(params=[True, False], ids=["a field of its own", "in the extra fields"])
@@ -68,25 +69,26 @@ def tq_patched(queue):
     return trainer_v1._kv_batch_get.teach(queue.kv_batch_get)
 
 
+class Trainer(trainer_base.PPOTrainer):
+    """verl's trainer, without the parts that a kind of it adds, and with what its readers of the queue need."""
+
+    def __init__(self, config):
+        self.config, self.use_critic, self.global_steps = config, False, 1
+        self.tokenizer = SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
+        self._rollout_moe_lb_metrics_accumulator = defaultdict(list)
+        self._dump_futures, self._dump_executor = [], ThreadPoolExecutor(1)
+
+    def _get_n_gpus_for_throughput(self):
+        return 1
+
+    def on_sample_end(self, *args, **kwargs): ...
+
+    def on_step_end(self, *args, **kwargs): ...
+
+
 @pytest.fixture
-def trainer(verl, tmp_path):
-    """What verl's trainer has of its own when it takes metrics and dumps."""
-    config = OmegaConf.merge(verl.config, {"trainer": {"n_gpus_per_node": 1}})
-    made = object.__new__(type("Trainer", (trainer_base.PPOTrainer,), {"__abstractmethods__": frozenset()}))
-    written = []
-    vars(made).update(
-        config=config,
-        use_critic=False,
-        global_steps=1,
-        tokenizer=SimpleNamespace(pad_token_id=0, decode=lambda ids, **_: str(ids.tolist())),
-        _rollout_moe_lb_metrics_accumulator=defaultdict(list),
-        _get_n_gpus_for_throughput=lambda: 1,
-        _dump_generations=None,
-        written=written,
-    )
-    del made.__dict__["_dump_generations"]
-    made._dump_futures = []
-    return made
+def trainer(verl):
+    return Trainer(verl.config)
 
 
 def batch():
@@ -103,9 +105,6 @@ def test_its_keys_are_in_the_metrics_of_the_v1_trainer(queue, trainer):
 
 
 def test_its_keys_are_in_the_rollout_dump(queue, trainer, tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
-    trainer._dump_executor = ThreadPoolExecutor(1)
     trainer._log_rollout_data(batch(), Counter(), str(tmp_path))
     trainer._dump_executor.shutdown()
     lines = [json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines()]
