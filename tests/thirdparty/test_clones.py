@@ -101,7 +101,7 @@ def test_the_fully_async_manager_is_found_where_clones_before_2026_04_29_have_it
 
 
 def test_the_doctor_examines_the_clone_that_it_is_started_in_and_says_its_version_and_place(tmp_path):
-    """`python -m` sees a clone in the working directory before the installed verl, whose metadata say another version."""
+    """`python -m` sees it before the installed verl, whose metadata say another version."""
     clone = tmp_path / "verl"
     (clone / "version").mkdir(parents=True)
     (clone / "version" / "version").write_text("0.10.0.dev\n")
