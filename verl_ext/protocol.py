@@ -188,6 +188,10 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         return batch
 
 
+class _VerlsOwn(DataProto):  # type: ignore[misc]
+    """A batch for verl's own code, whatever it holds."""
+
+
 def is_ours(batch: Any) -> bool:
     """Whether a batch concerns reward columns, by what it holds: raw columns, the dicts, or the names of its columns.
 
@@ -196,6 +200,7 @@ def is_ours(batch: Any) -> bool:
     """
     return isinstance(batch, SparseDataProto) or (
         isinstance(batch, DataProto)
+        and not isinstance(batch, _VerlsOwn)
         and (
             REWARD_KEYS in batch.meta_info
             or RAW_COLUMN in batch.non_tensor_batch
@@ -512,6 +517,6 @@ def _scores_were_taken_out(batch: DataProto) -> bool:
 
 
 def _finalized_plain(batch: DataProto) -> DataProto:
-    """The same batch as a plain `DataProto` without raw columns, in containers of its own."""
+    """The same batch for verl's own `union`, without raw columns, in containers of its own."""
     sparse = _finalized_copy(batch)
-    return DataProto(batch=sparse.batch, non_tensor_batch=sparse.non_tensor_batch, meta_info=sparse.meta_info)
+    return _VerlsOwn(batch=sparse.batch, non_tensor_batch=sparse.non_tensor_batch, meta_info=sparse.meta_info)
