@@ -43,6 +43,9 @@ Reserved: TypeAlias = Iterable[str] | Mapping[str, str]
 REWARD_KEYS = "reward_extra_keys"
 """verl's name in `meta_info` for the list of reward columns (`verl.trainer.ppo.reward.extract_reward`)."""
 
+JOINED_KEYS = "_verl_ext_joined_keys"
+"""Attribute of what `concat` returns: its `reward_extra_keys`, since the agent-loop manager replaces `meta_info`."""
+
 COLUMNS_MARK = "_verl_ext_columns"
 """Key under which a TensorDict remembers the columns that it cannot hold as such: the raw and the empty ones."""
 
@@ -139,7 +142,9 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         columns = _concat_columns(batches)
         sparse = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), None)
         cls = sparse or (SparseDataProto if raw_columns(columns) else type(data[0]))
-        return cls(batch=_concat_tensors(batches), non_tensor_batch=columns, meta_info=_merge_meta_info(infos))
+        joined = cls(batch=_concat_tensors(batches), non_tensor_batch=columns, meta_info=_merge_meta_info(infos))
+        setattr(joined, JOINED_KEYS, joined.meta_info.get(REWARD_KEYS))
+        return joined
 
     def union(self, other: DataProto) -> DataProto:
         """As `DataProto.union`, after a look at the reward keys: see `guarded_union`."""
@@ -263,25 +268,32 @@ def completed(batch: DataProto, carried: Iterable[str] = ()) -> DataProto:
     """A batch without raw columns, with a column for every key of the dicts that it holds.
 
     Workers with an assembly of their own may have kept some keys only (the intersection, or those of the first
-    sample), and `concat` has filled what other workers lacked with `None`. A value that a column has already is its
-    worker's own, and stays.
+    sample), and `concat` has filled what other workers lacked with `None`; NumPy may have changed a value on the way. A
+    value of a named reward column that is neither is its worker's own, and stays.
 
     Args:
         batch: not changed.
         carried: columns that the batch only carries along, and that give way to a key of that name.
 
     Raises:
-        FieldCollisionError: a key of the dicts that has no column names a tensor.
+        FieldCollisionError: a key of the dicts names a tensor, or a column of the worker's own with other values.
     """
     columns = {name: column for name, column in batch.non_tensor_batch.items() if name not in carried}
-    rows = [row if isinstance(row, dict) else None for row in columns[RAW_COLUMN].tolist()]
+    rows = [row if isinstance(row, dict) else {} for row in columns[RAW_COLUMN].tolist()]
     aligned = assemble_reward_extra_info(rows)
     columns = {name: batch.non_tensor_batch[name] for name in carried if name not in aligned} | columns
-    tensors = () if batch.batch is None else batch.batch.keys()
-    if taken := [key for key in aligned if key in tensors and key not in columns]:
-        raise FieldCollisionError(dict.fromkeys(taken, "a tensor of this batch"))
-    whole = {key: _completed(columns.get(key), column) for key, column in aligned.items()}
     named = batch.meta_info.get(REWARD_KEYS) or ()
+    tensors = () if batch.batch is None else batch.batch.keys()
+    taken = {key: "a tensor of this batch" for key in aligned if key in tensors and key not in columns}
+    whole: Columns = {}
+    for key, column in aligned.items():
+        held = columns.get(key)
+        whole[key] = column if held is None else _restored(held, rows, key)
+        emitted = [(value, row[key]) for value, row in zip(whole[key], rows, strict=True) if key in row]
+        if key not in named and not all(same_value(*pair) for pair in emitted):
+            taken[key] = "a column of this batch"
+    if taken:
+        raise FieldCollisionError(taken)
     keys = _ordered_union([named, aligned])
     if all(whole[key] is batch.non_tensor_batch.get(key) for key in whole) and len(keys) == len(named):
         return batch
@@ -292,13 +304,22 @@ def completed(batch: DataProto, carried: Iterable[str] = ()) -> DataProto:
     )
 
 
-def _completed(held: np.ndarray | None, column: np.ndarray) -> np.ndarray:
-    """A column with another's values where it has `None`; the column itself where that changes nothing."""
-    if held is None:
-        return column
+def _restored(held: np.ndarray, rows: Sequence[Mapping[Any, Any]], key: Any) -> np.ndarray:
+    """A column with the values of the dicts where it has `None`, or what NumPy has made of them; else the very same."""
     had = list(held)
-    values = [theirs if mine is None else mine for mine, theirs in zip(had, list(column), strict=True)]
+    values = [
+        row[key] if key in row and (value is None or _is_made_of(value, row[key])) else value
+        for value, row in zip(had, rows, strict=True)
+    ]
     return held if all(map(operator.is_, values, had)) else dense_column(values)
+
+
+def _is_made_of(made: Any, value: Any) -> bool:
+    """Whether a value became another on its way into an array: a number text, or a large integer a float."""
+    try:
+        return not same_value(made, value) and bool(np.asarray(value).astype(np.asarray(made).dtype) == made)
+    except Exception:  # whatever NumPy cannot do with a scorer's value, it has not done
+        return False
 
 
 def _as_sparse(batch: DataProto, cls: type[SparseDataProto]) -> SparseDataProto:

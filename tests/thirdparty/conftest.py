@@ -22,6 +22,15 @@ def verl(model_dir):
         yield Surroundings(model_dir)
 
 
+@pytest.fixture(autouse=True)
+def no_run(monkeypatch):
+    """No trainer has been made in this process yet."""
+    from verl_ext.plugin import _run
+    from verl_ext.settings import Settings
+
+    monkeypatch.setattr(_run, "_run", _run.Run(Settings()))
+
+
 @pytest.fixture
 def warned(caplog, monkeypatch):
     """A function that returns the plugin's warnings, as if none had been given in this process before."""

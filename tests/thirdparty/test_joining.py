@@ -116,7 +116,7 @@ def _united_again(batch):
 WAYS = {
     "a list of indices": (lambda batch, _: batch[[1, 0]], [1, 0]),
     "a mask": (lambda batch, _: batch[np.array([False, True])], [1]),
-    "a slice": (lambda batch, _: batch[:1], [0]),
+    "a slice": (lambda batch, _: batch[1:], [1]),
     "select": (lambda batch, _: batch.select(deepcopy=True), [0, 1]),
     "select_idxs": (lambda batch, _: batch.select_idxs([1]), [1]),
     "pop of its tensors": (lambda batch, _: (batch.pop(batch_keys=["input_ids"]), batch)[1], [0, 1]),

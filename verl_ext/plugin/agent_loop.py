@@ -224,7 +224,7 @@ def finalized(output: Any, workers: Sequence[Any], prompts: Mapping[str, Any]) -
         PluginMissingError: a worker does not run the plugin.
         FieldCollisionError: a reward key names a column or tensor of the output, or a column that the trainer keeps.
     """
-    from verl_ext.protocol import REWARD_KEYS, completed, finalized_output
+    from verl_ext.protocol import JOINED_KEYS, REWARD_KEYS, completed, finalized_output
 
     columns = output.non_tensor_batch
     replies: list[tuple[str | None, frozenset[str]]]
@@ -240,6 +240,8 @@ def finalized(output: Any, workers: Sequence[Any], prompts: Mapping[str, Any]) -
         for name in carried.intersection(raw.keys()):
             del columns[name]
         return finalized_output(output, dict.fromkeys(KEPT_BY_TRAINER, "a column of the batch that the trainer keeps"))
+    if REWARD_KEYS in output.meta_info:  # of the first worker
+        output.meta_info[REWARD_KEYS] = getattr(output, JOINED_KEYS, None) or output.meta_info[REWARD_KEYS]
     named = output.meta_info.get(REWARD_KEYS) or ()
     if raw is not None:  # a worker class with a _postprocess of its own
         carried = frozenset(name for name, column in prompts.items() if same_value(columns.get(name), column))
