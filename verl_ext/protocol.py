@@ -5,6 +5,7 @@ Batches only; what a column's dtype is, `schema` decides.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor, join_columns, raw_columns
+from verl_ext.column import MANAGER_FINALIZES, RAW_COLUMN, Row, SparseNonTensor, join_columns, raw_columns
 from verl_ext.errors import (
     BatchMismatchError,
     FieldCollisionError,
@@ -44,6 +45,9 @@ _OTHER_VALUES = "a column of the batch it is united with, with other values"
 
 REWARD_KEYS = "reward_extra_keys"
 """verl's name in `meta_info` for the list of reward columns (`verl.trainer.ppo.reward.extract_reward`)."""
+
+JOINED_KEYS = "_verl_ext_joined_keys"
+"""Attribute of what `concat` returns: its `reward_extra_keys`, since the agent-loop manager replaces `meta_info`."""
 
 COLUMNS_MARK = "_verl_ext_columns"
 """Key under which a TensorDict remembers the columns that it cannot hold as such: the raw and the empty ones."""
@@ -121,19 +125,21 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         Raw columns are merged as they are if every batch with rows has them; else they are finalized first. Reward
         columns get the dtype that all their values together ask for; a column that a batch lacks is filled with
         `None` there. `meta_info` merges as in `DataProto.concat`, but `reward_extra_keys` by ordered union, and
-        `metrics` dicts with unequal keys align. Without any sparse batch, this is `DataProto.concat`.
+        `metrics` dicts with unequal keys align. Without any batch that concerns rewards, this is `DataProto.concat`.
 
         Args:
-            data: batches, of which at least one is a `SparseDataProto` or has a raw column; any mix of raw,
-                finalized and plain. Not changed.
+            data: batches, any mix of raw, finalized and plain. Not changed.
+
+        Returns:
+            A `SparseDataProto` where one of the batches is one, or raw; else a batch of the first one's class, as
+            `DataProto.concat` gives it.
 
         Raises:
             BatchMismatchError: some batches lack a tensor that others have, or contradict each other in `meta_info`.
             FieldCollisionError: a raw column had to be finalized, and its keys name something else.
         """
-        if not any(map(is_sparse, data)):
+        if not any(map(is_ours, data)):
             return DataProto.concat(data)
-        cls = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), SparseDataProto)
         held = [_Held(batch) for batch in data]
         any_rows = any(map(len, held))
         counted = [bool(len(batch)) or not any_rows for batch in held]  # 0 rows contribute neither keys nor dtypes
@@ -144,11 +150,12 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
             next(finalized).meta_info if counts else _without(batch.meta_info, REWARD_KEYS)
             for batch, counts in zip(held, counted, strict=True)
         ]
-        return cls(
-            batch=_concat_tensors(batches),
-            non_tensor_batch=_concat_columns(batches),
-            meta_info=_merge_meta_info(infos),
-        )
+        columns = _concat_columns(batches)
+        sparse = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), None)
+        cls = sparse or (SparseDataProto if raw_columns(columns) else type(data[0]))
+        joined = cls(batch=_concat_tensors(batches), non_tensor_batch=columns, meta_info=_merge_meta_info(infos))
+        setattr(joined, JOINED_KEYS, joined.meta_info.get(REWARD_KEYS))
+        return joined
 
     def union(self, other: DataProto) -> DataProto:
         """As `DataProto.union`, after a look at the reward keys: see `guarded_union`."""
@@ -201,10 +208,24 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         return batch
 
 
-def is_sparse(batch: Any) -> bool:
-    """Whether a batch is ours: a `SparseDataProto`, or any batch that carries a raw column."""
+class _VerlsOwn(DataProto):  # type: ignore[misc]
+    """A batch for verl's own code, whatever it holds."""
+
+
+def is_ours(batch: Any) -> bool:
+    """Whether a batch concerns reward columns, by what it holds: raw columns, the dicts, or the names of its columns.
+
+    Its class says so too, but does not last: after the trainer's `union` a batch is a plain `DataProto` again, and
+    recipes go on joining it (DAPO's dynamic sampling).
+    """
     return isinstance(batch, SparseDataProto) or (
-        isinstance(batch, DataProto) and bool(raw_columns(batch.non_tensor_batch))
+        isinstance(batch, DataProto)
+        and not isinstance(batch, _VerlsOwn)
+        and (
+            REWARD_KEYS in batch.meta_info
+            or RAW_COLUMN in batch.non_tensor_batch
+            or bool(raw_columns(batch.non_tensor_batch))
+        )
     )
 
 
@@ -214,16 +235,19 @@ def as_sparse(batch: DataProto) -> SparseDataProto:
 
 
 def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseDataProto:
-    """A worker's output with its samples' reward dicts as the raw column, for the manager to finalize.
+    """A worker's output with its samples' reward dicts, for agent-loop workers whose `_postprocess` replaces verl's.
 
-    For agent-loop workers whose `_postprocess` replaces verl's: build the output without reward keys, and return this.
+    Build the output without reward keys, and return this. Where a manager with the plugin has asked, it carries the
+    raw column, which the manager finalizes; else (the plugin is off, or the worker is called by other code) it has
+    the columns that verl's own worker makes: one per key, the dicts, and `reward_extra_keys` beside `rm_scores`.
 
     Args:
         output: the worker's batch; its tensors and columns are shared, and it is not changed.
         infos: one dict from reward key to value per sample, or `None`; `(batch,)`.
 
     Raises:
-        RowError: a row is no dict, or a key no `str`, or there are more or fewer rows than samples.
+        RowError: a row is no dict, or there are more or fewer rows than samples.
+        FieldCollisionError: it was finalized, and a key names a tensor or a column of `output`.
     """
     column = SparseNonTensor(infos)
     if len(column) != len(output):
@@ -235,11 +259,82 @@ def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseD
     # verl puts the reward keys before this column (`AgentLoopWorker._postprocess`), so that the order stays verl's.
     behind = names[names.index("multi_modal_inputs") :] if "multi_modal_inputs" in names else []
     moved = {name: columns.pop(name) for name in behind}
-    return SparseDataProto(
+    attached = SparseDataProto(
         batch=output.batch,
         non_tensor_batch={**columns, RAW_COLUMN: column, **moved},
         meta_info=output.meta_info,
     )
+    return attached if MANAGER_FINALIZES.get() else finalized_output(attached)
+
+
+def finalized_output(output: SparseDataProto, reserved: Reserved = ()) -> SparseDataProto:
+    """`output.finalize(reserved)`, laid out as verl's agent loop does: the dicts behind its other extra fields.
+
+    There is no such column where no sample has any.
+    """
+    output.finalize(reserved)
+    dicts = output.non_tensor_batch.pop(RAW_COLUMN, ())
+    if any(row is not None for row in dicts):
+        output.non_tensor_batch[RAW_COLUMN] = dicts
+    return output
+
+
+def completed(batch: DataProto, carried: Iterable[str] = ()) -> DataProto:
+    """A batch without raw columns, with a column for every key of the dicts that it holds.
+
+    Workers with an assembly of their own may have kept some keys only (the intersection, or those of the first
+    sample), and `concat` has filled what other workers lacked with `None`; NumPy may have changed a value on the way. A
+    value of a named reward column that is neither is its worker's own, and stays.
+
+    Args:
+        batch: not changed.
+        carried: columns that the batch only carries along, and that give way to a key of that name.
+
+    Raises:
+        FieldCollisionError: a key of the dicts names a tensor, or a column of the worker's own with other values.
+    """
+    columns = {name: column for name, column in batch.non_tensor_batch.items() if name not in carried}
+    rows = [row if isinstance(row, dict) else {} for row in columns[RAW_COLUMN].tolist()]
+    aligned = assemble_reward_extra_info(rows)
+    columns = {name: batch.non_tensor_batch[name] for name in carried if name not in aligned} | columns
+    named = batch.meta_info.get(REWARD_KEYS) or ()
+    tensors = () if batch.batch is None else batch.batch.keys()
+    taken = {key: "a tensor of this batch" for key in aligned if key in tensors and key not in columns}
+    whole: Columns = {}
+    for key, column in aligned.items():
+        held = columns.get(key)
+        whole[key] = column if held is None else _restored(held, rows, key)
+        emitted = [(value, row[key]) for value, row in zip(whole[key], rows, strict=True) if key in row]
+        if key not in named and not all(same_value(*pair) for pair in emitted):
+            taken[key] = "a column of this batch"
+    if taken:
+        raise FieldCollisionError(taken)
+    keys = _ordered_union([named, aligned])
+    if all(whole[key] is batch.non_tensor_batch.get(key) for key in whole) and len(keys) == len(named):
+        return batch
+    return type(batch)(
+        batch=batch.batch,
+        non_tensor_batch={**columns, **whole, RAW_COLUMN: columns[RAW_COLUMN]},
+        meta_info={**batch.meta_info, REWARD_KEYS: keys} if _has_scores(batch) else batch.meta_info,
+    )
+
+
+def _restored(held: np.ndarray, rows: Sequence[Mapping[Any, Any]], key: Any) -> np.ndarray:
+    """A column with the values of the dicts where it has `None`, or what NumPy has made of them; else the very same."""
+    had = list(held)
+    values = [
+        row[key] if key in row and (value is None or _is_made_of(value, row[key])) else value
+        for value, row in zip(had, rows, strict=True)
+    ]
+    return held if all(map(operator.is_, values, had)) else dense_column(values)
+
+
+def _is_made_of(made: Any, value: Any) -> bool:
+    """Whether a value became another on its way into an array: a number text, or a large integer a float."""
+    try:
+        return not same_value(made, value) and bool(np.asarray(value).astype(np.asarray(made).dtype) == made)
+    except Exception:  # whatever NumPy cannot do with a scorer's value, it has not done
+        return False
 
 
 class _Held:
@@ -470,9 +565,10 @@ def _merge_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     """`one.union(other)` on verl's own code, once it is known that no reward key overwrites anything.
 
-    Raw columns are finalized on the way, so what comes out has none. Equal columns are no collision: as in verl's
-    union, the column of `other` stays, but that of `one` where their dtypes differ, which verl refuses. All or nothing:
-    on an error both are as they were.
+    Raw columns are finalized on the way, so what comes out has none. Reward columns of `one` whose `rm_scores` were
+    popped give way to those that `other` brings with its own. Equal columns are no collision: as in verl's union, the
+    column of `other` stays, but that of `one` where their dtypes differ, which verl refuses. All or nothing: on an
+    error both are as they were.
 
     Args:
         one: the batch to add to; changed in place, as in verl's `DataProto.union`.
@@ -483,6 +579,10 @@ def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     """
     held = _Held(one), _Held(other)
     left, right = sides = [_Held(_finalized_copy(side)) for side in held]
+    if _scores_were_taken_out(left) and _has_scores(right):
+        # REMAX in recipes: the greedy answers' tensors are popped, and these columns say what those answers earned.
+        for key in (*left.meta_info.pop(REWARD_KEYS), RAW_COLUMN):
+            left.non_tensor_batch.pop(key, None)
     _keep_dicts_apart(sides)
     columns, joining = left.non_tensor_batch, right.non_tensor_batch
     rewards = [[key for key in _reward_keys(side) if key in side.non_tensor_batch] for side in sides]
@@ -512,5 +612,10 @@ def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     return one
 
 
+def _scores_were_taken_out(batch: _Held) -> bool:
+    """Whether a batch names reward columns and has no scores any more: verl names them only beside `rm_scores`."""
+    return REWARD_KEYS in batch.meta_info and not _has_scores(batch)
+
+
 def _plain(held: _Held) -> DataProto:
-    return DataProto(batch=held.batch, non_tensor_batch=held.non_tensor_batch, meta_info=held.meta_info)
+    return _VerlsOwn(batch=held.batch, non_tensor_batch=held.non_tensor_batch, meta_info=held.meta_info)

@@ -57,6 +57,11 @@ def _kv_batch_get(stock: Function) -> Function:
     def kv_batch_get(keys: Any, partition_id: str, select_fields: Any = None) -> Any:
         data = stock(keys, partition_id, select_fields)
         wanted = [select_fields] if isinstance(select_fields, str) else select_fields or ()
+        if "extra_fields" in wanted and "extra_fields" not in data.keys():
+            # uni-agent's samples have their reward dicts as a field of the queue's own.
+            beside = column_of(stock(keys, partition_id, [*wanted, RAW_COLUMN]), RAW_COLUMN)
+            if any(beside):
+                put_column(data, "extra_fields", with_rewards([None] * len(beside), [row or {} for row in beside]))
         if "rm_scores" in wanted and "rm_scores" not in data.keys():
             _refuse_unscored(stock(keys, partition_id, ["data_source", "extra_fields"]))
         reader = _reader.get()
