@@ -31,9 +31,10 @@ from verl.protocol import BatchData, DataProtoFuture, DataProtoItem
 from verl.utils.tensordict_utils import contiguous
 
 from verl_ext import plugin
-from verl_ext.column import RAW_COLUMN, SparseNonTensor
+from verl_ext.column import MANAGER_FINALIZES, RAW_COLUMN, SparseNonTensor
 from verl_ext.errors import BatchMismatchError, FieldCollisionError, RowError, UnfinalizedError
-from verl_ext.protocol import SparseDataProto, as_sparse, attach_reward_extra_info, is_sparse
+from verl_ext.plugin._site import holding
+from verl_ext.protocol import SparseDataProto, as_sparse, attach_reward_extra_info, is_ours
 from verl_ext.schema import assemble_reward_extra_info
 
 ROWS: list[dict[str, Any] | None] = [{"acc": 1.0}, {"acc": 0.0, "pred": "42"}, None, {}]
@@ -436,11 +437,16 @@ def test_a_batch_can_be_made_by_verls_constructors(cls: type[DataProto]) -> None
         assert type(batch.non_tensor_batch[RAW_COLUMN]) is SparseNonTensor
 
 
-def test_a_batch_is_sparse_by_its_class_or_by_a_raw_column() -> None:
-    assert is_sparse(SparseDataProto())
-    assert is_sparse(batch_of(DataProto))
-    assert not is_sparse(batch_of(DataProto, column=objects))
-    assert not is_sparse([{}])
+def test_a_batch_is_ours_by_what_it_holds_or_by_its_class() -> None:
+    assert is_ours(SparseDataProto())
+    assert is_ours(batch_of(DataProto))
+    assert is_ours(batch_of(DataProto, column=objects))
+    assert is_ours(DataProto(meta_info={"reward_extra_keys": []}))
+    assert not is_ours(plain(["u0"], metrics=[{"acc": 1.0}]))
+    assert not is_ours([{}])
+
+
+def test_as_sparse_shares_what_a_batch_holds() -> None:
     plain_batch = batch_of(DataProto)
     ours = as_sparse(plain_batch)
     assert type(ours) is SparseDataProto
@@ -453,14 +459,16 @@ def test_attaching_reward_dicts_gives_a_raw_batch_and_leaves_the_output_as_it_wa
     output = plain(["u0", "u1"], multi_modal_inputs=[{}, {}], turn_scores=[[1.0], []])
     before = snapshot(output)
     rows = [{"acc": 1.0}, None]
-    batch = attach_reward_extra_info(output, iter(rows))
+    with holding(MANAGER_FINALIZES, True):
+        batch = attach_reward_extra_info(output, iter(rows))
     assert snapshot(output) == before
     assert type(batch) is SparseDataProto
     assert batch.batch is output.batch
     assert batch.meta_info is output.meta_info
     assert list(batch.non_tensor_batch) == ["uid", RAW_COLUMN, "multi_modal_inputs", "turn_scores"]
     assert batch.non_tensor_batch[RAW_COLUMN].tolist() == rows
-    assert list(attach_reward_extra_info(plain(["u0"], a=[1]), [{}]).non_tensor_batch) == ["uid", "a", RAW_COLUMN]
+    with holding(MANAGER_FINALIZES, True):
+        assert list(attach_reward_extra_info(plain(["u0"], a=[1]), [{}]).non_tensor_batch) == ["uid", "a", RAW_COLUMN]
     with pytest.raises(RowError, match="row 1 "):
         attach_reward_extra_info(output, [{}, 5])  # type: ignore[list-item]
 
@@ -696,7 +704,7 @@ def test_chunks_and_selections_that_share_dicts_are_not_changed_behind_their_bac
     before = [snapshot(relative) for relative in relatives]
     batch.finalize(keep_raw=False)
     assert [snapshot(relative) for relative in relatives] == before
-    assert all(is_sparse(relative) for relative in relatives)
+    assert all(type(relative.non_tensor_batch[RAW_COLUMN]) is SparseNonTensor for relative in relatives)
     assert all("reward_extra_keys" not in relative.meta_info for relative in relatives)
 
 

@@ -152,7 +152,9 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         ]
         columns = _concat_columns(batches)
         sparse = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), None)
-        cls = sparse or (SparseDataProto if raw_columns(columns) else type(data[0]))
+        cls = sparse or (
+            SparseDataProto if any(raw_columns(batch.non_tensor_batch) for batch in held) else type(data[0])
+        )
         joined = cls(batch=_concat_tensors(batches), non_tensor_batch=columns, meta_info=_merge_meta_info(infos))
         setattr(joined, JOINED_KEYS, joined.meta_info.get(REWARD_KEYS))
         return joined
