@@ -36,7 +36,7 @@ except ModuleNotFoundError as error:
         f"SparseDataProto needs verl, and {shown(error.name)} is not installed: pip install verl (0.7.1 or newer)"
     ) from error
 
-Columns: TypeAlias = dict[str, Any]
+Columns: TypeAlias = dict[Any, Any]
 Reserved: TypeAlias = Iterable[str] | Mapping[str, str]
 
 REWARD_KEYS = "reward_extra_keys"
@@ -64,7 +64,8 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
 
         The raw column `reward_extra_info` flattens to its bare keys, and they alone enter
         `meta_info["reward_extra_keys"]` (where the batch has `rm_scores`, as in verl's `AgentLoopWorker`); any other
-        flattens to `<column>/<key>`. Finalizing again changes nothing; names that are reserved only then are checked.
+        flattens to `<column>/<key>`, or, where a key is no `str`, to the tuple of both. Finalizing again changes
+        nothing; names that are reserved only then are checked.
 
         Args:
             reserved: names that are taken elsewhere, such as the columns of the batch that the trainer will `union`
@@ -159,7 +160,12 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         return batches(super().make_iterator(*args, **kwargs))
 
     def to_tensordict(self) -> Any:
-        """As `DataProto.to_tensordict`, remembering which columns are raw, and the columns of a batch of 0 rows."""
+        """As `DataProto.to_tensordict`, remembering which columns are raw, and the columns of a batch of 0 rows.
+
+        Raises:
+            RowError: a column is named by a reward key that is no `str`; tensordict takes no other.
+        """
+        refuse_names_that_are_no_text(self)
         raw = raw_columns(self.non_tensor_batch)
         empty = {} if len(self) else self.non_tensor_batch
         if not raw and not empty:
@@ -208,7 +214,7 @@ def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseD
         infos: one dict from reward key to value per sample, or `None`; `(batch,)`.
 
     Raises:
-        RowError: a row is no dict, or a key no `str`, or there are more or fewer rows than samples.
+        RowError: a row is no dict, or there are more or fewer rows than samples.
     """
     column = SparseNonTensor(infos)
     if len(column) != len(output):
@@ -227,6 +233,17 @@ def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseD
     )
 
 
+def refuse_names_that_are_no_text(batch: DataProto) -> None:
+    """Raise `RowError` for the first column whose name a TensorDict, by which verl asks its workers, does not take."""
+    for name in batch.non_tensor_batch:
+        path = name if type(name) is tuple else (name,)  # tensordict reads a tuple as names within each other
+        if not path or not all(isinstance(part, str) for part in path):
+            raise RowError(
+                f"the reward key {shown(name)} is of type {type(name).__name__}, and a TensorDict, by which verl hands "
+                "a batch to its workers, takes only str: return the str of it instead"
+            )
+
+
 def _as_sparse(batch: DataProto, cls: type[SparseDataProto]) -> SparseDataProto:
     if isinstance(batch, cls):
         return batch
@@ -236,24 +253,26 @@ def _as_sparse(batch: DataProto, cls: type[SparseDataProto]) -> SparseDataProto:
 # --- finalize ----------------------------------------------------------------------------------------------------
 
 
-def _flat_name(column: str, key: str) -> str:
-    return key if column == RAW_COLUMN else f"{column}/{key}"
+def _flat_name(column: str, key: Any) -> Any:
+    if column == RAW_COLUMN:
+        return key
+    return f"{column}/{key}" if isinstance(key, str) else (column, key)
 
 
 def _has_scores(batch: DataProto) -> bool:
     return batch.batch is not None and "rm_scores" in batch.batch.keys()
 
 
-def _ordered_union(lists: Iterable[Iterable[str]]) -> list[str]:
+def _ordered_union(lists: Iterable[Iterable[Any]]) -> list[Any]:
     return list(dict.fromkeys(chain.from_iterable(lists)))
 
 
 def _refuse_collisions(
-    batch: DataProto, raw: Mapping[str, SparseNonTensor], flat: Mapping[str, Mapping[str, str]], reserved: Reserved
+    batch: DataProto, raw: Mapping[str, SparseNonTensor], flat: Mapping[str, Mapping[Any, Any]], reserved: Reserved
 ) -> None:
     if isinstance(reserved, str):
         raise TypeError(f"reserved takes a collection of names, not the single str {shown(reserved)}")
-    taken: dict[str, str] = {}
+    taken: dict[Any, str] = {}
     for name in reserved:
         taken[name] = str(reserved[name]) if isinstance(reserved, Mapping) else "a reserved name"
     # Reward columns that were aligned before, when these names may not have been reserved yet.
@@ -263,7 +282,7 @@ def _refuse_collisions(
     for name in batch.batch.keys() if batch.batch is not None else ():
         taken[name] = "a tensor of this batch"
 
-    origin: dict[str, str] = {}
+    origin: dict[Any, str] = {}
     for column, names in flat.items():
         for name, key in names.items():
             if name in taken:
@@ -349,14 +368,23 @@ def _array(column: Any) -> np.ndarray:
     return column if isinstance(column, np.ndarray) else dense_column(list(column))
 
 
-def _reward_keys(batch: DataProto) -> list[str]:
+def _reward_keys(batch: DataProto) -> list[Any]:
     """Names of the reward columns: from the raw dicts where the batch still holds them, and `reward_extra_keys`."""
     columns = batch.non_tensor_batch
-    beside = [name for name in columns if "/" in name and _dicts(columns.get(name.partition("/")[0]))]
+    heads = {name: _heads(name) for name in columns}
+    raw = {head for head in columns.keys() & set(chain.from_iterable(heads.values())) if _dicts(columns[head])}
+    beside = [name for name in columns if not raw.isdisjoint(heads[name])]
     return _ordered_union([batch.meta_info.get(REWARD_KEYS) or (), *_dicts(columns.get(RAW_COLUMN)), beside])
 
 
-def _dicts(column: Any) -> list[dict[str, Any]]:
+def _heads(name: Any) -> list[Any]:
+    """What may be the raw column in a name that `_flat_name` made: `<column>/<key>`, where both may hold a `/`."""
+    if isinstance(name, tuple):
+        return list(name[:1])
+    return [name[:place] for place, sign in enumerate(name) if sign == "/"] if isinstance(name, str) else []
+
+
+def _dicts(column: Any) -> list[dict[Any, Any]]:
     """The dicts that a column of them still holds; none, where it is another column."""
     rows = [] if column is None else _array(column).ravel().tolist()
     return [row for row in rows if isinstance(row, dict)]
@@ -408,7 +436,7 @@ def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     joining = [key for key in _reward_keys(right) if key in right.non_tensor_batch]
     collisions: dict[str, str] = {}
     for keys, side in ((rewards, right), (joining, left)):
-        tensors = side.batch.keys() if side.batch is not None else ()
+        tensors = set(side.batch.keys()) if side.batch is not None else ()  # tensordict's own `in` takes only `str`
         collisions.update({key: "a tensor of the batch it is united with" for key in keys if key in tensors})
     for key in _ordered_union([rewards, joining]):
         if key not in left.non_tensor_batch or key not in right.non_tensor_batch or key in collisions:
