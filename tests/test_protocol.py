@@ -494,6 +494,36 @@ def test_a_tensordict_that_stock_made_becomes_a_batch_of_ours_with_what_the_call
         assert batch.meta_info == {"step": 7, "added": 1}
 
 
+@pytest.mark.parametrize("key", [1, None, True, b"acc", 0.5, (), ("acc", 1), 10**5000], ids=type)
+@BOTH
+def test_a_column_whose_name_is_no_text_is_refused_by_name_where_verl_makes_a_tensordict(
+    cls: type[DataProto], key: Any, stock: Callable[[], Any]
+) -> None:
+    raw = batch_of(rows=[{"acc": 1.0, key: 2.0}] * 2)
+    back = DataProto.from_tensordict(raw.to_tensordict())
+    assert back.non_tensor_batch[RAW_COLUMN].tolist() == [{"acc": 1.0, key: 2.0}] * 2, "in a row it is no name yet"
+    aligned = raw.finalize()
+    batch = cls(batch=aligned.batch, non_tensor_batch=aligned.non_tensor_batch, meta_info=aligned.meta_info)
+    before = snapshot(batch)
+    with pytest.raises(RowError, match=rf"^the reward key .* is of type {type(key).__name__}, .* takes only str"):
+        batch.to_tensordict()
+    assert snapshot(batch) == before
+    with stock(), pytest.raises((IndexError, ValueError, TypeError, RuntimeError)):
+        DataProto(batch=batch.batch, non_tensor_batch={key: aligned.non_tensor_batch[key]}).to_tensordict()
+
+
+def test_a_tuple_of_text_names_a_column_within_a_column_as_on_stock(stock: Callable[[], Any]) -> None:
+    aligned = finalized([{("judge", "acc"): 1.0}, {("judge", "acc"): 0.5}])
+    ours = as_plain(aligned).to_tensordict()
+    with stock():
+        assert str(as_plain(aligned).to_tensordict()) == str(ours)
+    assert list(ours["judge", "acc"]) == [1.0, 0.5]
+
+
+def as_plain(batch: DataProto) -> DataProto:
+    return DataProto(batch=batch.batch, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info)
+
+
 def test_what_to_tensordict_remembers_is_not_left_in_meta_info_on_either_side() -> None:
     batch = batch_of()
     meta: dict[str, Any] = {"given": 1}
@@ -718,11 +748,10 @@ def test_a_folded_batch_must_be_unfolded_first() -> None:
 
 
 def test_an_error_while_aligning_leaves_the_batch_as_it_was() -> None:
-    rows: list[dict[Any, Any]] = [{"acc": 1.0}, {"acc": 0.0}]
-    batch = scored(rows, other=SparseNonTensor([{"a": 1}, {"a": 2}]))
-    rows[1][5] = "a key that a scorer wrote later"
+    batch = scored([{"acc": 1.0}, {"acc": 0.0}], other=SparseNonTensor([{"a": 1}, {"a": 2}]))
+    batch.non_tensor_batch[RAW_COLUMN].view(np.ndarray)[1] = "written past the column's own check"
     before = snapshot(batch)
-    with pytest.raises(RowError, match="row 1 has the key 5"):
+    with pytest.raises(RowError, match="row 1 of the raw column is a str"):
         batch.finalize()
     assert snapshot(batch) == before
 

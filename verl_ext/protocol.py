@@ -38,7 +38,7 @@ except ModuleNotFoundError as error:
         f"SparseDataProto needs verl, and {shown(error.name)} is not installed: pip install verl (0.7.1 or newer)"
     ) from error
 
-Columns: TypeAlias = dict[str, Any]
+Columns: TypeAlias = dict[Any, Any]
 Reserved: TypeAlias = Iterable[str] | Mapping[str, Any]
 
 _OTHER_VALUES = "a column of the batch it is united with, with other values"
@@ -71,8 +71,9 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
 
         The raw column `reward_extra_info` flattens to its bare keys, and they alone enter
         `meta_info["reward_extra_keys"]` (where the batch has `rm_scores`, as in verl's `AgentLoopWorker`); any other
-        flattens to `<column>/<key>`, and so does a key that names the dicts which `keep_raw` leaves behind. Finalizing
-        again changes nothing; names that are reserved only then are checked.
+        flattens to `<column>/<key>`, or, where a key is no `str`, to the tuple of both. So does a key that names the
+        dicts which `keep_raw` leaves behind. Finalizing again changes nothing; names that are reserved only then are
+        checked.
 
         A key with the same values as the column of its name is no collision. The later of the two in the batch stays,
         in the place of the earlier: so verl's `AgentLoopWorker` writes columns, reward keys and extra fields.
@@ -182,8 +183,13 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         return batches(super(SparseDataProto, rows).make_iterator(*args, **kwargs))
 
     def to_tensordict(self) -> Any:
-        """As `DataProto.to_tensordict`, remembering which columns are raw, and the columns of a batch of 0 rows."""
+        """As `DataProto.to_tensordict`, remembering which columns are raw, and the columns of a batch of 0 rows.
+
+        Raises:
+            RowError: a column is named by a reward key that is no `str`; tensordict takes no other.
+        """
         held = _Held(self)
+        refuse_names_that_are_no_text(held)
         raw = raw_columns(held.non_tensor_batch)
         empty = {} if len(held) else held.non_tensor_batch
         if not raw and not empty:
@@ -300,7 +306,7 @@ def completed(batch: DataProto, carried: Iterable[str] = ()) -> DataProto:
     aligned = assemble_reward_extra_info(rows)
     columns = {name: batch.non_tensor_batch[name] for name in carried if name not in aligned} | columns
     named = batch.meta_info.get(REWARD_KEYS) or ()
-    tensors = () if batch.batch is None else batch.batch.keys()
+    tensors = set() if batch.batch is None else set(batch.batch.keys())
     taken = {key: "a tensor of this batch" for key in aligned if key in tensors and key not in columns}
     whole: Columns = {}
     for key, column in aligned.items():
@@ -356,6 +362,17 @@ class _Held:
     __len__ = DataProto.__len__
 
 
+def refuse_names_that_are_no_text(batch: DataProto | _Held) -> None:
+    """Raise `RowError` for the first column whose name a TensorDict, by which verl asks its workers, does not take."""
+    for name in batch.non_tensor_batch:
+        path = name if type(name) is tuple else (name,)  # tensordict reads a tuple as names within each other
+        if not path or not all(isinstance(part, str) for part in path):
+            raise RowError(
+                f"the reward key {shown(name)} is of type {type(name).__name__}, and a TensorDict, by which verl hands "
+                "a batch to its workers, takes only str: return the str of it instead"
+            )
+
+
 def _as_sparse(batch: DataProto, cls: type[SparseDataProto]) -> SparseDataProto:
     if isinstance(batch, cls):
         return batch
@@ -365,16 +382,18 @@ def _as_sparse(batch: DataProto, cls: type[SparseDataProto]) -> SparseDataProto:
 # --- finalize ----------------------------------------------------------------------------------------------------
 
 
-def _flat_name(column: str, key: str, keep_raw: bool = True) -> str:
+def _flat_name(column: str, key: Any, keep_raw: bool = True) -> Any:
     named = key != RAW_COLUMN or not keep_raw  # else the dicts that are left behind have that name
-    return key if column == RAW_COLUMN and named else f"{column}/{key}"
+    if column == RAW_COLUMN and named:
+        return key
+    return f"{column}/{key}" if isinstance(key, str) else (column, key)
 
 
 def _has_scores(batch: _Held) -> bool:
     return batch.batch is not None and "rm_scores" in batch.batch.keys()
 
 
-def _ordered_union(lists: Iterable[Iterable[str]]) -> list[str]:
+def _ordered_union(lists: Iterable[Iterable[Any]]) -> list[Any]:
     return list(dict.fromkeys(chain.from_iterable(lists)))
 
 
@@ -521,16 +540,25 @@ def _array(column: Any) -> np.ndarray:
     return column if isinstance(column, np.ndarray) else dense_column(list(column))
 
 
-def _reward_keys(batch: _Held) -> list[str]:
+def _reward_keys(batch: _Held) -> list[Any]:
     """Names of the reward columns: from the raw dicts where the batch still holds them, and `reward_extra_keys`."""
     columns = batch.non_tensor_batch
     dicts = _ordered_union([] if _names_rewards(batch) else _dicts(columns.get(RAW_COLUMN)))
-    beside = [name for name in columns if "/" in name and _dicts(columns.get(name.partition("/")[0]))]
+    heads = {name: _heads(name) for name in columns}
+    raw = {head for head in columns.keys() & set(chain.from_iterable(heads.values())) if _dicts(columns[head])}
+    beside = [name for name in columns if not raw.isdisjoint(heads[name])]
     named = [_flat_name(RAW_COLUMN, key) for key in dicts]
     return _ordered_union([batch.meta_info.get(REWARD_KEYS) or (), named, beside])
 
 
-def _dicts(column: Any) -> list[dict[str, Any]]:
+def _heads(name: Any) -> list[Any]:
+    """What may be the raw column in a name that `_flat_name` made: `<column>/<key>`, where both may hold a `/`."""
+    if isinstance(name, tuple):
+        return list(name[:1])
+    return [name[:place] for place, sign in enumerate(name) if sign == "/"] if isinstance(name, str) else []
+
+
+def _dicts(column: Any) -> list[dict[Any, Any]]:
     """The dicts that `finalize` has left behind in a column; none, where it is another column, or a raw one."""
     rows = [] if column is None or isinstance(column, SparseNonTensor) else column.ravel().tolist()
     return [row for row in rows if isinstance(row, dict)]
@@ -590,7 +618,7 @@ def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     rewards = [[key for key in _reward_keys(side) if key in side.non_tensor_batch] for side in sides]
     collisions: dict[str, str] = {}
     for keys, side in zip(rewards, (right, left), strict=True):
-        tensors = side.batch.keys() if side.batch is not None else ()
+        tensors = set(side.batch.keys()) if side.batch is not None else ()  # tensordict's own `in` takes only `str`
         collisions.update({key: "a tensor of the batch it is united with" for key in keys if key in tensors})
     keys = _ordered_union(rewards)
     dicts = [RAW_COLUMN, *(name for side in held for name in raw_columns(side.non_tensor_batch))]

@@ -41,7 +41,13 @@ def _make_iterator(stock: Function) -> Function:
 
 @site.wraps("DataProto.to_tensordict", "self")
 def _to_tensordict(stock: Function) -> Function:
-    return _by_our_class(stock, "to_tensordict")
+    def to_tensordict(self: Any) -> Any:
+        from verl_ext.protocol import refuse_names_that_are_no_text
+
+        refuse_names_that_are_no_text(self)
+        return stock(self)
+
+    return _by_our_class(to_tensordict, "to_tensordict")
 
 
 @site.wraps("DataProto.from_tensordict", "cls", "tensor_dict", "meta_info", "num_batch_dims")
