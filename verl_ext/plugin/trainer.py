@@ -75,6 +75,8 @@ def _fit(stock: Function) -> Function:
 def _begin_run(trainer: Any, config: Any) -> None:
     """Refuse wrong settings by name at start, and warn of those that nothing will read."""
     settings = _run.of(trainer, config).settings
+    if not settings.fill:
+        return
     group_filter = config.algorithm.get("filter_groups", None) or {}
     read = {*component_keys(config.algorithm), group_filter.get("metric", None)}
     for key in settings.fill.keys() - read:
