@@ -80,10 +80,11 @@ def _begin_run(trainer: Any, config: Any) -> None:
     run = _run.of(trainer, config)
     legacy = isinstance(trainer, getattr(sys.modules.get(site.module), "RayPPOTrainer", ()))
     own_filter = _defines_itself(trainer, "fit")
-    group_filter = config.algorithm.get("filter_groups", None) or {}
+    algorithm = config.get("algorithm", None) or {}
+    group_filter = algorithm.get("filter_groups", None) or {}
     metric = group_filter.get("metric", None) if group_filter.get("enable", True) else None
     run.filter_metric = metric if own_filter and metric not in _COMPUTED_METRICS else None
-    read = {*component_keys(config.algorithm), metric if own_filter or not legacy else None}
+    read = {*component_keys(algorithm), metric if own_filter or not legacy else None}
     for key in run.settings.fill.keys() - read:
         warn_once(
             ("fill", key),
