@@ -31,9 +31,10 @@ from verl.protocol import BatchData, DataProtoFuture, DataProtoItem
 from verl.utils.tensordict_utils import contiguous
 
 from verl_ext import plugin
-from verl_ext.column import RAW_COLUMN, SparseNonTensor
+from verl_ext.column import MANAGER_FINALIZES, RAW_COLUMN, SparseNonTensor
 from verl_ext.errors import BatchMismatchError, FieldCollisionError, RowError, UnfinalizedError
-from verl_ext.protocol import SparseDataProto, as_sparse, attach_reward_extra_info, is_sparse
+from verl_ext.plugin._site import holding
+from verl_ext.protocol import SparseDataProto, as_sparse, attach_reward_extra_info, is_ours
 from verl_ext.schema import assemble_reward_extra_info
 
 ROWS: list[dict[str, Any] | None] = [{"acc": 1.0}, {"acc": 0.0, "pred": "42"}, None, {}]
@@ -436,11 +437,16 @@ def test_a_batch_can_be_made_by_verls_constructors(cls: type[DataProto]) -> None
         assert type(batch.non_tensor_batch[RAW_COLUMN]) is SparseNonTensor
 
 
-def test_a_batch_is_sparse_by_its_class_or_by_a_raw_column() -> None:
-    assert is_sparse(SparseDataProto())
-    assert is_sparse(batch_of(DataProto))
-    assert not is_sparse(batch_of(DataProto, column=objects))
-    assert not is_sparse([{}])
+def test_a_batch_is_ours_by_what_it_holds_or_by_its_class() -> None:
+    assert is_ours(SparseDataProto())
+    assert is_ours(batch_of(DataProto))
+    assert is_ours(batch_of(DataProto, column=objects))
+    assert is_ours(DataProto(meta_info={"reward_extra_keys": []}))
+    assert not is_ours(plain(["u0"], metrics=[{"acc": 1.0}]))
+    assert not is_ours([{}])
+
+
+def test_as_sparse_shares_what_a_batch_holds() -> None:
     plain_batch = batch_of(DataProto)
     ours = as_sparse(plain_batch)
     assert type(ours) is SparseDataProto
@@ -453,14 +459,16 @@ def test_attaching_reward_dicts_gives_a_raw_batch_and_leaves_the_output_as_it_wa
     output = plain(["u0", "u1"], multi_modal_inputs=[{}, {}], turn_scores=[[1.0], []])
     before = snapshot(output)
     rows = [{"acc": 1.0}, None]
-    batch = attach_reward_extra_info(output, iter(rows))
+    with holding(MANAGER_FINALIZES, True):
+        batch = attach_reward_extra_info(output, iter(rows))
     assert snapshot(output) == before
     assert type(batch) is SparseDataProto
     assert batch.batch is output.batch
     assert batch.meta_info is output.meta_info
     assert list(batch.non_tensor_batch) == ["uid", RAW_COLUMN, "multi_modal_inputs", "turn_scores"]
     assert batch.non_tensor_batch[RAW_COLUMN].tolist() == rows
-    assert list(attach_reward_extra_info(plain(["u0"], a=[1]), [{}]).non_tensor_batch) == ["uid", "a", RAW_COLUMN]
+    with holding(MANAGER_FINALIZES, True):
+        assert list(attach_reward_extra_info(plain(["u0"], a=[1]), [{}]).non_tensor_batch) == ["uid", "a", RAW_COLUMN]
     with pytest.raises(RowError, match="row 1 "):
         attach_reward_extra_info(output, [{}, 5])  # type: ignore[list-item]
 
@@ -484,6 +492,36 @@ def test_a_tensordict_that_stock_made_becomes_a_batch_of_ours_with_what_the_call
         assert type(batch) is SparseDataProto
         assert batch.non_tensor_batch["uid"].tolist() == ["u0", "u1", "u2", "u3"]
         assert batch.meta_info == {"step": 7, "added": 1}
+
+
+@pytest.mark.parametrize("key", [1, None, True, b"acc", 0.5, (), ("acc", 1), 10**5000], ids=type)
+@BOTH
+def test_a_column_whose_name_is_no_text_is_refused_by_name_where_verl_makes_a_tensordict(
+    cls: type[DataProto], key: Any, stock: Callable[[], Any]
+) -> None:
+    raw = batch_of(rows=[{"acc": 1.0, key: 2.0}] * 2)
+    back = DataProto.from_tensordict(raw.to_tensordict())
+    assert back.non_tensor_batch[RAW_COLUMN].tolist() == [{"acc": 1.0, key: 2.0}] * 2, "in a row it is no name yet"
+    aligned = raw.finalize()
+    batch = cls(batch=aligned.batch, non_tensor_batch=aligned.non_tensor_batch, meta_info=aligned.meta_info)
+    before = snapshot(batch)
+    with pytest.raises(RowError, match=rf"^the reward key .* is of type {type(key).__name__}, .* takes only str"):
+        batch.to_tensordict()
+    assert snapshot(batch) == before
+    with stock(), pytest.raises((IndexError, ValueError, TypeError, RuntimeError)):
+        DataProto(batch=batch.batch, non_tensor_batch={key: aligned.non_tensor_batch[key]}).to_tensordict()
+
+
+def test_a_tuple_of_text_names_a_column_within_a_column_as_on_stock(stock: Callable[[], Any]) -> None:
+    aligned = finalized([{("judge", "acc"): 1.0}, {("judge", "acc"): 0.5}])
+    ours = as_plain(aligned).to_tensordict()
+    with stock():
+        assert str(as_plain(aligned).to_tensordict()) == str(ours)
+    assert list(ours["judge", "acc"]) == [1.0, 0.5]
+
+
+def as_plain(batch: DataProto) -> DataProto:
+    return DataProto(batch=batch.batch, non_tensor_batch=batch.non_tensor_batch, meta_info=batch.meta_info)
 
 
 def test_what_to_tensordict_remembers_is_not_left_in_meta_info_on_either_side() -> None:
@@ -696,7 +734,7 @@ def test_chunks_and_selections_that_share_dicts_are_not_changed_behind_their_bac
     before = [snapshot(relative) for relative in relatives]
     batch.finalize(keep_raw=False)
     assert [snapshot(relative) for relative in relatives] == before
-    assert all(is_sparse(relative) for relative in relatives)
+    assert all(type(relative.non_tensor_batch[RAW_COLUMN]) is SparseNonTensor for relative in relatives)
     assert all("reward_extra_keys" not in relative.meta_info for relative in relatives)
 
 
@@ -710,11 +748,10 @@ def test_a_folded_batch_must_be_unfolded_first() -> None:
 
 
 def test_an_error_while_aligning_leaves_the_batch_as_it_was() -> None:
-    rows: list[dict[Any, Any]] = [{"acc": 1.0}, {"acc": 0.0}]
-    batch = scored(rows, other=SparseNonTensor([{"a": 1}, {"a": 2}]))
-    rows[1][5] = "a key that a scorer wrote later"
+    batch = scored([{"acc": 1.0}, {"acc": 0.0}], other=SparseNonTensor([{"a": 1}, {"a": 2}]))
+    batch.non_tensor_batch[RAW_COLUMN].view(np.ndarray)[1] = "written past the column's own check"
     before = snapshot(batch)
-    with pytest.raises(RowError, match="row 1 has the key 5"):
+    with pytest.raises(RowError, match="row 1 of the raw column is a str"):
         batch.finalize()
     assert snapshot(batch) == before
 

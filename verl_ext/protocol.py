@@ -5,6 +5,7 @@ Batches only; what a column's dtype is, `schema` decides.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor, join_columns, raw_columns
+from verl_ext.column import MANAGER_FINALIZES, RAW_COLUMN, Row, SparseNonTensor, join_columns, raw_columns
 from verl_ext.errors import (
     BatchMismatchError,
     FieldCollisionError,
@@ -37,13 +38,16 @@ except ModuleNotFoundError as error:
         f"SparseDataProto needs verl, and {shown(error.name)} is not installed: pip install verl (0.7.1 or newer)"
     ) from error
 
-Columns: TypeAlias = dict[str, Any]
+Columns: TypeAlias = dict[Any, Any]
 Reserved: TypeAlias = Iterable[str] | Mapping[str, Any]
 
 _OTHER_VALUES = "a column of the batch it is united with, with other values"
 
 REWARD_KEYS = "reward_extra_keys"
 """verl's name in `meta_info` for the list of reward columns (`verl.trainer.ppo.reward.extract_reward`)."""
+
+JOINED_KEYS = "_verl_ext_joined_keys"
+"""Attribute of what `concat` returns: its `reward_extra_keys`, since the agent-loop manager replaces `meta_info`."""
 
 COLUMNS_MARK = "_verl_ext_columns"
 """Key under which a TensorDict remembers the columns that it cannot hold as such: the raw and the empty ones."""
@@ -67,8 +71,9 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
 
         The raw column `reward_extra_info` flattens to its bare keys, and they alone enter
         `meta_info["reward_extra_keys"]` (where the batch has `rm_scores`, as in verl's `AgentLoopWorker`); any other
-        flattens to `<column>/<key>`, and so does a key that names the dicts which `keep_raw` leaves behind. Finalizing
-        again changes nothing; names that are reserved only then are checked.
+        flattens to `<column>/<key>`, or, where a key is no `str`, to the tuple of both. So does a key that names the
+        dicts which `keep_raw` leaves behind. Finalizing again changes nothing; names that are reserved only then are
+        checked.
 
         A key with the same values as the column of its name is no collision. The later of the two in the batch stays,
         in the place of the earlier: so verl's `AgentLoopWorker` writes columns, reward keys and extra fields.
@@ -121,19 +126,21 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         Raw columns are merged as they are if every batch with rows has them; else they are finalized first. Reward
         columns get the dtype that all their values together ask for; a column that a batch lacks is filled with
         `None` there. `meta_info` merges as in `DataProto.concat`, but `reward_extra_keys` by ordered union, and
-        `metrics` dicts with unequal keys align. Without any sparse batch, this is `DataProto.concat`.
+        `metrics` dicts with unequal keys align. Without any batch that concerns rewards, this is `DataProto.concat`.
 
         Args:
-            data: batches, of which at least one is a `SparseDataProto` or has a raw column; any mix of raw,
-                finalized and plain. Not changed.
+            data: batches, any mix of raw, finalized and plain. Not changed.
+
+        Returns:
+            A `SparseDataProto` where one of the batches is one, or raw; else a batch of the first one's class, as
+            `DataProto.concat` gives it.
 
         Raises:
             BatchMismatchError: some batches lack a tensor that others have, or contradict each other in `meta_info`.
             FieldCollisionError: a raw column had to be finalized, and its keys name something else.
         """
-        if not any(map(is_sparse, data)):
+        if not any(map(is_ours, data)):
             return DataProto.concat(data)
-        cls = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), SparseDataProto)
         held = [_Held(batch) for batch in data]
         any_rows = any(map(len, held))
         counted = [bool(len(batch)) or not any_rows for batch in held]  # 0 rows contribute neither keys nor dtypes
@@ -144,11 +151,14 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
             next(finalized).meta_info if counts else _without(batch.meta_info, REWARD_KEYS)
             for batch, counts in zip(held, counted, strict=True)
         ]
-        return cls(
-            batch=_concat_tensors(batches),
-            non_tensor_batch=_concat_columns(batches),
-            meta_info=_merge_meta_info(infos),
+        columns = _concat_columns(batches)
+        sparse = next((type(batch) for batch in data if isinstance(batch, SparseDataProto)), None)
+        cls = sparse or (
+            SparseDataProto if any(raw_columns(batch.non_tensor_batch) for batch in held) else type(data[0])
         )
+        joined = cls(batch=_concat_tensors(batches), non_tensor_batch=columns, meta_info=_merge_meta_info(infos))
+        setattr(joined, JOINED_KEYS, joined.meta_info.get(REWARD_KEYS))
+        return joined
 
     def union(self, other: DataProto) -> DataProto:
         """As `DataProto.union`, after a look at the reward keys: see `guarded_union`."""
@@ -173,8 +183,13 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         return batches(super(SparseDataProto, rows).make_iterator(*args, **kwargs))
 
     def to_tensordict(self) -> Any:
-        """As `DataProto.to_tensordict`, remembering which columns are raw, and the columns of a batch of 0 rows."""
+        """As `DataProto.to_tensordict`, remembering which columns are raw, and the columns of a batch of 0 rows.
+
+        Raises:
+            RowError: a column is named by a reward key that is no `str`; tensordict takes no other.
+        """
         held = _Held(self)
+        refuse_names_that_are_no_text(held)
         raw = raw_columns(held.non_tensor_batch)
         empty = {} if len(held) else held.non_tensor_batch
         if not raw and not empty:
@@ -201,10 +216,24 @@ class SparseDataProto(DataProto):  # type: ignore[misc]
         return batch
 
 
-def is_sparse(batch: Any) -> bool:
-    """Whether a batch is ours: a `SparseDataProto`, or any batch that carries a raw column."""
+class _VerlsOwn(DataProto):  # type: ignore[misc]
+    """A batch for verl's own code, whatever it holds."""
+
+
+def is_ours(batch: Any) -> bool:
+    """Whether a batch concerns reward columns, by what it holds: raw columns, the dicts, or the names of its columns.
+
+    Its class says so too, but does not last: after the trainer's `union` a batch is a plain `DataProto` again, and
+    recipes go on joining it (DAPO's dynamic sampling).
+    """
     return isinstance(batch, SparseDataProto) or (
-        isinstance(batch, DataProto) and bool(raw_columns(batch.non_tensor_batch))
+        isinstance(batch, DataProto)
+        and not isinstance(batch, _VerlsOwn)
+        and (
+            REWARD_KEYS in batch.meta_info
+            or RAW_COLUMN in batch.non_tensor_batch
+            or bool(raw_columns(batch.non_tensor_batch))
+        )
     )
 
 
@@ -214,16 +243,19 @@ def as_sparse(batch: DataProto) -> SparseDataProto:
 
 
 def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseDataProto:
-    """A worker's output with its samples' reward dicts as the raw column, for the manager to finalize.
+    """A worker's output with its samples' reward dicts, for agent-loop workers whose `_postprocess` replaces verl's.
 
-    For agent-loop workers whose `_postprocess` replaces verl's: build the output without reward keys, and return this.
+    Build the output without reward keys, and return this. Where a manager with the plugin has asked, it carries the
+    raw column, which the manager finalizes; else (the plugin is off, or the worker is called by other code) it has
+    the columns that verl's own worker makes: one per key, the dicts, and `reward_extra_keys` beside `rm_scores`.
 
     Args:
         output: the worker's batch; its tensors and columns are shared, and it is not changed.
         infos: one dict from reward key to value per sample, or `None`; `(batch,)`.
 
     Raises:
-        RowError: a row is no dict, or a key no `str`, or there are more or fewer rows than samples.
+        RowError: a row is no dict, or there are more or fewer rows than samples.
+        FieldCollisionError: it was finalized, and a key names a tensor or a column of `output`.
     """
     column = SparseNonTensor(infos)
     if len(column) != len(output):
@@ -235,11 +267,82 @@ def attach_reward_extra_info(output: DataProto, infos: Iterable[Row]) -> SparseD
     # verl puts the reward keys before this column (`AgentLoopWorker._postprocess`), so that the order stays verl's.
     behind = names[names.index("multi_modal_inputs") :] if "multi_modal_inputs" in names else []
     moved = {name: columns.pop(name) for name in behind}
-    return SparseDataProto(
+    attached = SparseDataProto(
         batch=output.batch,
         non_tensor_batch={**columns, RAW_COLUMN: column, **moved},
         meta_info=output.meta_info,
     )
+    return attached if MANAGER_FINALIZES.get() else finalized_output(attached)
+
+
+def finalized_output(output: SparseDataProto, reserved: Reserved = ()) -> SparseDataProto:
+    """`output.finalize(reserved)`, laid out as verl's agent loop does: the dicts behind its other extra fields.
+
+    There is no such column where no sample has any.
+    """
+    output.finalize(reserved)
+    dicts = output.non_tensor_batch.pop(RAW_COLUMN, ())
+    if any(row is not None for row in dicts):
+        output.non_tensor_batch[RAW_COLUMN] = dicts
+    return output
+
+
+def completed(batch: DataProto, carried: Iterable[str] = ()) -> DataProto:
+    """A batch without raw columns, with a column for every key of the dicts that it holds.
+
+    Workers with an assembly of their own may have kept some keys only (the intersection, or those of the first
+    sample), and `concat` has filled what other workers lacked with `None`; NumPy may have changed a value on the way. A
+    value of a named reward column that is neither is its worker's own, and stays.
+
+    Args:
+        batch: not changed.
+        carried: columns that the batch only carries along, and that give way to a key of that name.
+
+    Raises:
+        FieldCollisionError: a key of the dicts names a tensor, or a column of the worker's own with other values.
+    """
+    columns = {name: column for name, column in batch.non_tensor_batch.items() if name not in carried}
+    rows = [row if isinstance(row, dict) else {} for row in columns[RAW_COLUMN].tolist()]
+    aligned = assemble_reward_extra_info(rows)
+    columns = {name: batch.non_tensor_batch[name] for name in carried if name not in aligned} | columns
+    named = batch.meta_info.get(REWARD_KEYS) or ()
+    tensors = set() if batch.batch is None else set(batch.batch.keys())
+    taken = {key: "a tensor of this batch" for key in aligned if key in tensors and key not in columns}
+    whole: Columns = {}
+    for key, column in aligned.items():
+        held = columns.get(key)
+        whole[key] = column if held is None else _restored(held, rows, key)
+        emitted = [(value, row[key]) for value, row in zip(whole[key], rows, strict=True) if key in row]
+        if key not in named and not all(same_value(*pair) for pair in emitted):
+            taken[key] = "a column of this batch"
+    if taken:
+        raise FieldCollisionError(taken)
+    keys = _ordered_union([named, aligned])
+    if all(whole[key] is batch.non_tensor_batch.get(key) for key in whole) and len(keys) == len(named):
+        return batch
+    return type(batch)(
+        batch=batch.batch,
+        non_tensor_batch={**columns, **whole, RAW_COLUMN: columns[RAW_COLUMN]},
+        meta_info={**batch.meta_info, REWARD_KEYS: keys} if _has_scores(batch) else batch.meta_info,
+    )
+
+
+def _restored(held: np.ndarray, rows: Sequence[Mapping[Any, Any]], key: Any) -> np.ndarray:
+    """A column with the values of the dicts where it has `None`, or what NumPy has made of them; else the very same."""
+    had = list(held)
+    values = [
+        row[key] if key in row and (value is None or _is_made_of(value, row[key])) else value
+        for value, row in zip(had, rows, strict=True)
+    ]
+    return held if all(map(operator.is_, values, had)) else dense_column(values)
+
+
+def _is_made_of(made: Any, value: Any) -> bool:
+    """Whether a value became another on its way into an array: a number text, or a large integer a float."""
+    try:
+        return not same_value(made, value) and bool(np.asarray(value).astype(np.asarray(made).dtype) == made)
+    except Exception:  # whatever NumPy cannot do with a scorer's value, it has not done
+        return False
 
 
 class _Held:
@@ -259,6 +362,17 @@ class _Held:
     __len__ = DataProto.__len__
 
 
+def refuse_names_that_are_no_text(batch: DataProto | _Held) -> None:
+    """Raise `RowError` for the first column whose name a TensorDict, by which verl asks its workers, does not take."""
+    for name in batch.non_tensor_batch:
+        path = name if type(name) is tuple else (name,)  # tensordict reads a tuple as names within each other
+        if not path or not all(isinstance(part, str) for part in path):
+            raise RowError(
+                f"the reward key {shown(name)} is of type {type(name).__name__}, and a TensorDict, by which verl hands "
+                "a batch to its workers, takes only str: return the str of it instead"
+            )
+
+
 def _as_sparse(batch: DataProto, cls: type[SparseDataProto]) -> SparseDataProto:
     if isinstance(batch, cls):
         return batch
@@ -268,16 +382,18 @@ def _as_sparse(batch: DataProto, cls: type[SparseDataProto]) -> SparseDataProto:
 # --- finalize ----------------------------------------------------------------------------------------------------
 
 
-def _flat_name(column: str, key: str, keep_raw: bool = True) -> str:
+def _flat_name(column: str, key: Any, keep_raw: bool = True) -> Any:
     named = key != RAW_COLUMN or not keep_raw  # else the dicts that are left behind have that name
-    return key if column == RAW_COLUMN and named else f"{column}/{key}"
+    if column == RAW_COLUMN and named:
+        return key
+    return f"{column}/{key}" if isinstance(key, str) else (column, key)
 
 
 def _has_scores(batch: _Held) -> bool:
     return batch.batch is not None and "rm_scores" in batch.batch.keys()
 
 
-def _ordered_union(lists: Iterable[Iterable[str]]) -> list[str]:
+def _ordered_union(lists: Iterable[Iterable[Any]]) -> list[Any]:
     return list(dict.fromkeys(chain.from_iterable(lists)))
 
 
@@ -424,16 +540,25 @@ def _array(column: Any) -> np.ndarray:
     return column if isinstance(column, np.ndarray) else dense_column(list(column))
 
 
-def _reward_keys(batch: _Held) -> list[str]:
+def _reward_keys(batch: _Held) -> list[Any]:
     """Names of the reward columns: from the raw dicts where the batch still holds them, and `reward_extra_keys`."""
     columns = batch.non_tensor_batch
     dicts = _ordered_union([] if _names_rewards(batch) else _dicts(columns.get(RAW_COLUMN)))
-    beside = [name for name in columns if "/" in name and _dicts(columns.get(name.partition("/")[0]))]
+    heads = {name: _heads(name) for name in columns}
+    raw = {head for head in columns.keys() & set(chain.from_iterable(heads.values())) if _dicts(columns[head])}
+    beside = [name for name in columns if not raw.isdisjoint(heads[name])]
     named = [_flat_name(RAW_COLUMN, key) for key in dicts]
     return _ordered_union([batch.meta_info.get(REWARD_KEYS) or (), named, beside])
 
 
-def _dicts(column: Any) -> list[dict[str, Any]]:
+def _heads(name: Any) -> list[Any]:
+    """What may be the raw column in a name that `_flat_name` made: `<column>/<key>`, where both may hold a `/`."""
+    if isinstance(name, tuple):
+        return list(name[:1])
+    return [name[:place] for place, sign in enumerate(name) if sign == "/"] if isinstance(name, str) else []
+
+
+def _dicts(column: Any) -> list[dict[Any, Any]]:
     """The dicts that `finalize` has left behind in a column; none, where it is another column, or a raw one."""
     rows = [] if column is None or isinstance(column, SparseNonTensor) else column.ravel().tolist()
     return [row for row in rows if isinstance(row, dict)]
@@ -470,9 +595,10 @@ def _merge_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     """`one.union(other)` on verl's own code, once it is known that no reward key overwrites anything.
 
-    Raw columns are finalized on the way, so what comes out has none. Equal columns are no collision: as in verl's
-    union, the column of `other` stays, but that of `one` where their dtypes differ, which verl refuses. All or nothing:
-    on an error both are as they were.
+    Raw columns are finalized on the way, so what comes out has none. Reward columns of `one` whose `rm_scores` were
+    popped give way to those that `other` brings with its own. Equal columns are no collision: as in verl's union, the
+    column of `other` stays, but that of `one` where their dtypes differ, which verl refuses. All or nothing: on an
+    error both are as they were.
 
     Args:
         one: the batch to add to; changed in place, as in verl's `DataProto.union`.
@@ -483,12 +609,16 @@ def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     """
     held = _Held(one), _Held(other)
     left, right = sides = [_Held(_finalized_copy(side)) for side in held]
+    if _scores_were_taken_out(left) and _has_scores(right):
+        # REMAX in recipes: the greedy answers' tensors are popped, and these columns say what those answers earned.
+        for key in (*left.meta_info.pop(REWARD_KEYS), RAW_COLUMN):
+            left.non_tensor_batch.pop(key, None)
     _keep_dicts_apart(sides)
     columns, joining = left.non_tensor_batch, right.non_tensor_batch
     rewards = [[key for key in _reward_keys(side) if key in side.non_tensor_batch] for side in sides]
     collisions: dict[str, str] = {}
     for keys, side in zip(rewards, (right, left), strict=True):
-        tensors = side.batch.keys() if side.batch is not None else ()
+        tensors = set(side.batch.keys()) if side.batch is not None else ()  # tensordict's own `in` takes only `str`
         collisions.update({key: "a tensor of the batch it is united with" for key in keys if key in tensors})
     keys = _ordered_union(rewards)
     dicts = [RAW_COLUMN, *(name for side in held for name in raw_columns(side.non_tensor_batch))]
@@ -512,5 +642,10 @@ def guarded_union(one: DataProto, other: DataProto) -> DataProto:
     return one
 
 
+def _scores_were_taken_out(batch: _Held) -> bool:
+    """Whether a batch names reward columns and has no scores any more: verl names them only beside `rm_scores`."""
+    return REWARD_KEYS in batch.meta_info and not _has_scores(batch)
+
+
 def _plain(held: _Held) -> DataProto:
-    return DataProto(batch=held.batch, non_tensor_batch=held.non_tensor_batch, meta_info=held.meta_info)
+    return _VerlsOwn(batch=held.batch, non_tensor_batch=held.non_tensor_batch, meta_info=held.meta_info)

@@ -12,12 +12,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from verl_ext.errors import NotNumericError, bare, digest, shown
+from verl_ext.errors import NotNumericError, shown
+from verl_ext.names import Names, fitting
 from verl_ext.schema import is_real, is_tensor
 
 PREFIX = "reward_extra"
 _MOST_TEXTS = 16
-_LONGEST_TEXT = 40
+_LONGEST_TEXT, _LONGEST_PART = 40, 80  # of a text value, and of a key or a data source, in a metric's name
+_OTHER = "(other)"
+_COUNTED = ("mean", "std", "min", "max", "count", "coverage")  # what the names of a key's metrics end in
 
 
 def present(column: Any) -> np.ndarray:
@@ -79,17 +82,22 @@ def _number(value: Any, row: int, name: str) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return is_real(_item(value))
+    return is_real(scalar(value))
 
 
-def _item(value: Any) -> Any:
-    scalar = (isinstance(value, np.ndarray) or is_tensor(type(value))) and value.ndim == 0
-    return value.item() if scalar else value
+def scalar(value: Any) -> Any:
+    """A 0-d array or tensor as the Python value that it holds; anything else as it is."""
+    if not ((isinstance(value, np.ndarray) or is_tensor(type(value))) and value.ndim == 0):
+        return value
+    try:
+        return value.item()
+    except (RuntimeError, NotImplementedError):  # a tensor on the meta device holds none
+        return value
 
 
 def _float(value: Any) -> float:
     try:
-        return float(_item(value))
+        return float(scalar(value))
     except OverflowError:
         return math.inf if value > 0 else -math.inf
 
@@ -207,7 +215,8 @@ class RewardMetrics:
     _rows: int = 0
     _lacked: dict[str, bool] = field(default_factory=dict)
     _sources: dict[str, None] = field(default_factory=dict)
-    _common: dict[str, dict[str, None]] = field(default_factory=dict)
+    _names: Names[tuple[Place, str]] = field(default_factory=Names)
+    _labels: dict[str, Names[str]] = field(default_factory=dict)
 
     def step(self, columns: Mapping[str, Any], sources: Sequence[Any] | None, rows: int) -> dict[str, float]:
         """The metrics of one step.
@@ -270,15 +279,13 @@ class RewardMetrics:
         metrics: dict[str, float] = {}
         for key in keys:
             for place in places:
-                name = "/".join([PREFIX, *map(bare, (key,) if place is None else (place, key))])
-                if f"{name}/count" in metrics:
-                    self.warn(
-                        ("name", name),
-                        f"two series would be logged as {shown(name)}, of a key and of a data source: one is left out",
-                    )
-                else:
-                    metrics.update(step.summary(place, key).metrics(name))
+                metrics.update(step.summary(place, key).metrics(self._name(place, key)))
         return metrics
+
+    def _name(self, place: Place, key: str) -> str:
+        parts = (key,) if place is None else (place, key)
+        wanted = "/".join([PREFIX, *(fitting(str(part), _LONGEST_PART) for part in parts)])
+        return self._names.of((place, key), wanted)
 
     def _numbers(self, key: str, column: Any, sources: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray] | None:
         """As `numeric`, or `None` for a key that is no number; warns of what would surprise in a chart."""
@@ -311,20 +318,12 @@ class RewardMetrics:
         for text in [column[row] for row in rows.tolist()]:
             if isinstance(text, str):
                 counts[text] = counts.get(text, 0) + 1
-        common = self._common.setdefault(key, {})
-        new = sorted(counts.keys() - common.keys(), key=lambda text: (-counts[text], text))
-        common.update(dict.fromkeys(new[: _MOST_TEXTS - len(common)]))
+        labels = self._labels.setdefault(key, Names(_OTHER, *_COUNTED))
+        new = sorted(counts.keys() - labels.given.keys(), key=lambda text: (-counts[text], text))
+        for text in new[: _MOST_TEXTS - len(labels.given)]:
+            labels.of(text, fitting(text, _LONGEST_TEXT, one_part=True))
         total = sum(counts.values())
-        shares: dict[str, int] = {}
-        for text in common:
-            shares[_label(text)] = shares.get(_label(text), 0) + counts.get(text, 0)
-        if len(common) == _MOST_TEXTS:
-            shares["(other)"] = total - sum(shares.values())
+        shares = {label: counts.get(text, 0) for text, label in labels.given.items()}
+        if len(shares) == _MOST_TEXTS:
+            shares[_OTHER] = total - sum(shares.values())
         return Summary(len(rows), total, texts=shares)
-
-
-def _label(text: str) -> str:
-    """A value as it may stand in a metric's name: what cannot is cut and ends in a digest, by which two stay two."""
-    if text.isprintable() and "/" not in text and len(text) <= _LONGEST_TEXT:
-        return text
-    return f"{shown(text)[1:-1][: _LONGEST_TEXT - 10].replace('/', '_')} #{digest(text)}"

@@ -148,6 +148,13 @@ class Use:
     demand: str
 
 
+COMPARED = Use(
+    lambda values: np.array([float(value) for value in values]),  # as verl does, one by one
+    "a number, by which the samples of a prompt are compared",
+)
+"""What group filters take their metric for."""
+
+
 def training_values(
     key: str, column: Sequence[Any], settings: Settings, data_sources: Sequence[Any] | None, use: Use
 ) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import ray
 import rollouts
+from actors import release
 from omegaconf import OmegaConf
 from oracle import keys_of
 from rollouts import emitting, lost, lost_or_raised, prompts, up_to_extra_fields
@@ -447,7 +448,7 @@ def test_a_manager_with_a_worker_class_of_its_own_is_covered(loops):
     rows = loops.kinds("gsm8k dapo")
     infos, _ = loops.emitted(rows)
     output = manager.generate_sequences(prompts(rows))
-    rig.release(manager)
+    release(manager)
     assert "seen" in output.non_tensor_batch
     assert lost(output.non_tensor_batch, infos) == []
 

@@ -28,7 +28,7 @@ def refusing_mixed_rows(site: PatchSite, module: ModuleType) -> Places:
         schemas = {frozenset(row if isinstance(row, dict) else ()) for row in samples}
         if len(schemas) > 1:
             every = frozenset().union(*schemas)
-            sparse = sorted(every - frozenset.intersection(*schemas))
+            sparse = sorted(every - frozenset.intersection(*schemas), key=shown)
             raise _unsupported(
                 site,
                 f"reward keys that not every sample of a batch has ({', '.join(map(shown, sparse[:8]))}) would be lost",

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from verl_ext.errors import MissingRewardError
 from verl_ext.plugin._site import Function, PatchSite
 from verl_ext.plugin.trainer_v1 import column_of, put_column, reading, reward_rows, with_rewards
-from verl_ext.settings import Settings, Use, training_values
+from verl_ext.settings import COMPARED, Settings, training_values
 
 site = PatchSite(
     name="replay_buffer",
@@ -19,13 +17,7 @@ site = PatchSite(
 )
 
 
-COMPARED = Use(
-    lambda values: np.array([float(value) for value in values]),  # as verl does, one by one
-    "a number, by which the samples of a prompt are compared",
-)
-
-
-@site.wraps("ReplayBuffer._dapo_filtered_keys", "self", "partition_id")
+@site.wraps("ReplayBuffer._dapo_filtered_keys", "self", "partition_id", vital=False)
 def _dapo_filtered_keys(stock: Function) -> Function:
     def _dapo_filtered_keys(self: Any, partition_id: str) -> Any:
         metric, settings = self.filter_groups_metric, Settings.of(self.trainer_config)
