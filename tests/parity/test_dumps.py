@@ -9,9 +9,8 @@ import json
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -37,7 +36,19 @@ TEXTS = [f"text {row}" for row in range(ROWS)]
 KEYS = [f"prompt{row}_0_0" for row in range(ROWS)]
 
 Legacy = import_module(SITES["trainer"]).RayPPOTrainer
-V1_SITES = [name for name in ("trainer_v1", "main_ppo_sync") if find_spec(SITES[name])]
+
+
+def v1_trainers():
+    """By site, verl's default trainer or its earlier form, as this verl has one or the other."""
+    for name in ("trainer_v1", "main_ppo_sync"):
+        with suppress(ModuleNotFoundError):
+            yield name, import_module(SITES[name]).PPOTrainer
+
+
+V1 = dict(v1_trainers())
+pytestmark = pytest.mark.skipif(
+    not V1, reason="verl 0.7 has no v1 trainer, whose form of values is one to compare with"
+)
 
 BENT = {
     *("text ending in NUL", "text and numbers", "a number and text in a list", "masked arrays"),
@@ -74,8 +85,7 @@ def generations(write, infos, scores=(1.0,) * ROWS):
 
 def stock_writers():
     """verl's own `_write_generations`, of the legacy and of the v1 trainer."""
-    v1 = import_module(SITES[V1_SITES[0]]).PPOTrainer
-    return verls_own(Legacy, "_write_generations"), verls_own(v1, "_write_generations")
+    return tuple(verls_own(trainer, "_write_generations") for trainer in (Legacy, *V1.values()))
 
 
 def in_json(value):
@@ -104,12 +114,11 @@ def assert_as_stock(ours, legacy, v1, values):
 
 # --- writing: the same values to stock's writer and ours ---------------------------------------------------------
 
-WRITERS = {"trainer": Legacy, **{name: import_module(SITES[name]).PPOTrainer for name in V1_SITES}}
+WRITERS = {"trainer": Legacy, **V1}
 
 
 @covers("trainer", "RayPPOTrainer._write_generations")
 @covers("trainer_v1", "PPOTrainer._write_generations")
-@covers("main_ppo_sync", "PPOTrainer._write_generations")
 @pytest.mark.parametrize("site", WRITERS)
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data())
@@ -140,12 +149,11 @@ def one_by_one(values):
 @given(values=values_of_a_family(ROWS))
 @settings(max_examples=40, deadline=None)
 def test_a_trainer_that_writes_at_once_writes_the_same_lines(values):
-    """As in verl 0.7, whose columns are still arrays there; elsewhere a double of its form on verl's own writer."""
+    """As in verl 0.7, whose columns are still arrays there; here a double of its form, around verl's own writer."""
     columns = assemble_reward_extra_info([{"key": value, "score": 0.5} for value in values])
-    own = verls_own(Legacy, "_write_generations" if hasattr(Legacy, "_write_generations") else "_dump_generations")
 
     def at_once(self, *arguments):
-        return own(self, *arguments) if own.__name__ == "_dump_generations" else own(*arguments, self.global_steps)
+        verls_own(Legacy, "_write_generations")(*arguments, self.global_steps)
 
     dump = trainer_site._dump_generations.teach(at_once)
     trainer = SimpleNamespace(global_steps=1)
@@ -279,15 +287,13 @@ def v1_rollouts(cls, rows, sums):
 
 
 @covers("trainer_v1", "PPOTrainer._log_rollout_data", "PPOTrainer._dump_generations", "PPOTrainer._write_generations")
-@covers("main_ppo_sync", "PPOTrainer._log_rollout_data", "PPOTrainer._dump_generations")
-@pytest.mark.parametrize("site", V1_SITES)
+@pytest.mark.parametrize("cls", V1.values(), ids=V1)
 @pytest.mark.parametrize("family", FAMILIES)
 @given(data=st.data(), sums=SUMS, scores=SCORES)
 @settings(max_examples=3, deadline=None)
 def test_a_rollout_is_dumped_by_the_v1_trainer_as_on_stock_with_the_reward_columns_as_in_validation(
-    site, family, data, sums, scores
+    cls, family, data, sums, scores
 ):
-    cls = import_module(SITES[site]).PPOTrainer
     values = data.draw(st.lists(FAMILIES[family], min_size=ROWS, max_size=ROWS))
     rows = [{"key": value} | ({} if scores is None else {"score": scores[row]}) for row, value in enumerate(values)]
     theirs, ours = v1_rollouts(cls, rows, sums)
@@ -299,6 +305,12 @@ def test_a_rollout_is_dumped_by_the_v1_trainer_as_on_stock_with_the_reward_colum
         assert line.get("reward_extra/score") == (scores[row] if differs else None)
 
 
+@covers(
+    "main_ppo_sync",
+    "PPOTrainer._write_generations",
+    "PPOTrainer._log_rollout_data",
+    "PPOTrainer._dump_generations",
+)
 def test_the_earlier_v1_trainer_is_patched_by_the_very_same_functions():
     earlier = import_module("verl_ext.plugin.main_ppo_sync").site
     patches = {patch.target: patch for patch in earlier._patches}
@@ -315,22 +327,30 @@ def legacy_rollout(rows, sums):
     return rollout_of(stock_and_ours(Legacy)[1], batch_of(made, sums), made)
 
 
-def validation_of(cls):
-    def validation(rows, sums):
-        infos = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
-        return generations(cls._write_generations, infos, sums)
-
-    return validation
+def legacy_validation(rows, sums):
+    return validation_of(Legacy, rows, sums)
 
 
 def v1_rollout(rows, sums):
-    return v1_rollouts(import_module(SITES[V1_SITES[0]]).PPOTrainer, rows, sums)[1]
+    (cls,) = V1.values()
+    return v1_rollouts(cls, rows, sums)[1]
+
+
+def v1_validation(rows, sums):
+    (cls,) = V1.values()
+    return validation_of(cls, rows, sums)
+
+
+def validation_of(cls, rows, sums):
+    infos = {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
+    return generations(cls._write_generations, infos, sums)
 
 
 DUMPS = {
     "legacy rollout": legacy_rollout,
-    "legacy validation": validation_of(Legacy),
-    **({"v1 rollout": v1_rollout, "v1 validation": validation_of(WRITERS[V1_SITES[0]])} if V1_SITES else {}),
+    "legacy validation": legacy_validation,
+    "v1 rollout": v1_rollout,
+    "v1 validation": v1_validation,
 }
 
 
