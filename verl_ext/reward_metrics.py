@@ -214,6 +214,7 @@ class RewardMetrics:
     _last: Step | None = None
     _rows: int = 0
     _lacked: dict[str, bool] = field(default_factory=dict)
+    _are_numbers: set[str] = field(default_factory=set)
     _sources: dict[str, None] = field(default_factory=dict)
     _names: Names[tuple[Place, str]] = field(default_factory=Names)
     _labels: dict[str, Names[str]] = field(default_factory=dict)
@@ -238,6 +239,7 @@ class RewardMetrics:
         self._sources.update(dict.fromkeys(by_source))
         places: dict[Place, Any] = {None: np.arange(rows), **{place: np.array(at) for place, at in by_source.items()}}
         summaries: dict[tuple[Place, str], Summary] = {}
+        counts: dict[str, int] = {}
         for key, column in columns.items():
             if key in self.texts:
                 if not any(isinstance(value, str) for value in column) and present(column).any():
@@ -245,23 +247,28 @@ class RewardMetrics:
                         ("text", key), f"text_metrics names {shown(key)}, whose values are no text: only text counts"
                     )
                 summaries.update({(place, key): self._shares(key, column, at) for place, at in places.items()})
-            elif (found := self._numbers(key, column, sources)) is not None:
+            elif (found := self._numbers(key, column, sources)) is None:
+                counts[key] = int(present(column).sum())
+            else:
                 values, mask = found
+                counts[key] = int(mask.sum())
+                if counts[key]:
+                    self._are_numbers.add(key)
                 whole = Summary.of(values[mask], rows)
                 for place, at in places.items():
                     alone = len(at) == rows
                     summaries[place, key] = whole if alone else Summary.of(values[at][mask[at]], len(at))
-        self._remember(summaries, rows)
+        self._remember(counts, rows)
         self._last = Step({place: len(at) for place, at in places.items()}, summaries)
         return self.logged(self._last)
 
-    def _remember(self, summaries: Mapping[tuple[Place, str], Summary], rows: int) -> None:
-        """Which keys are numbers, and which of them a sample has lacked."""
-        for key in dict.fromkeys([*self._lacked, *(key for place, key in summaries if place is None)]):
-            summary = summaries.get((None, key)) or Summary(rows)
-            if key not in self.texts and (key in self._lacked or summary.count):
+    def _remember(self, counts: Mapping[str, int], rows: int) -> None:
+        """Which keys a sample has lacked, by how many samples of the step have them."""
+        for key in {**self._lacked, **counts}:
+            count = counts.get(key, 0)
+            if key in self._lacked or count:
                 late = key not in self._lacked and self._rows > 0
-                self._lacked[key] = self._lacked.get(key, False) or late or summary.count < rows
+                self._lacked[key] = self._lacked.get(key, False) or late or count < rows
         self._rows += rows
 
     def take(self) -> Step | None:
@@ -271,13 +278,11 @@ class RewardMetrics:
 
     def logged(self, step: Step) -> dict[str, float]:
         """The metrics of one step, or of several together, by name: of every series that the run has begun."""
-        keys = [
-            *(key for key, lacked in self._lacked.items() if lacked or self.which == "all"),
-            *dict.fromkeys(self.texts),
-        ]
+        every = self.which == "all"
+        numbers = [key for key, lacked in self._lacked.items() if key in self._are_numbers and (lacked or every)]
         places = [None, *(self._sources if len(self._sources) > 1 else ())]
         metrics: dict[str, float] = {}
-        for key in keys:
+        for key in [*numbers, *dict.fromkeys(self.texts)]:
             for place in places:
                 metrics.update(step.summary(place, key).metrics(self._name(place, key)))
         return metrics
@@ -292,7 +297,7 @@ class RewardMetrics:
         try:
             values, mask = numeric(column, key)
         except NotNumericError as error:
-            if key not in self._lacked:
+            if key not in self._are_numbers:
                 return None
             self.warn(
                 ("kind", key),
