@@ -128,7 +128,7 @@ def kept_metrics(columns, **options):
 
 WARNINGS = {
     "validation": validation,
-    "a dump": lambda text: _dump._json_value(text, object()),
+    "a dump": lambda text: _dump.dumpable({text: [object()]}, {"input": [""]}),
     "NaN": kept_metrics(lambda text: [{text: [float("nan")]}]),
     "infinity": kept_metrics(lambda text: [{text: [float("inf")]}]),
     "a key that changes": kept_metrics(lambda text: [{text: [1.0]}, {text: [text]}]),

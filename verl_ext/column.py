@@ -6,6 +6,7 @@ It carries rows and answers which keys they hold. Turning rows into aligned colu
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import chain
 from types import NoneType
 from typing import Any
@@ -16,6 +17,9 @@ from verl_ext.errors import RowError, bare, shown
 
 RAW_COLUMN = "reward_extra_info"
 """verl's own name for the column of per-sample reward dicts (`AgentLoopWorker._postprocess`)."""
+
+MANAGER_FINALIZES: ContextVar[bool] = ContextVar("verl_ext_manager_finalizes", default=False)
+"""Whether what the code that runs now returns goes to a manager that finalizes it; else its columns must be aligned."""
 
 Row = dict[Any, Any] | None
 
