@@ -468,7 +468,7 @@ def alike(one: object, other: object, _open: frozenset[tuple[int, int]] = frozen
     if kind == "text":
         return str.__eq__(one, other)
     if kind == "sequence":
-        one, other = list(_array_of(one)), list(_array_of(other))
+        one, other = list(items_of(one)), list(items_of(other))
         return len(one) == len(other) and all(alike(a, b, _open) for a, b in zip(one, other, strict=True))
     if kind == "dict":
         return list(one) == list(other) and all(alike(one[key], other[key], _open) for key in one)
@@ -489,24 +489,24 @@ def _told(value: object) -> object:
 def kind_of(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return "object" if value.is_meta or value.layout != torch.strided else "sequence" if value.ndim else "number"
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.matrix, np.memmap):
+        return "object"  # a masked array, which says more than its elements
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.str_):
         counts = value.dtype.kind in "biufc" or value.dtype.isbuiltin == 2  # 2: registered, as by ml_dtypes
-        return "sequence" if value.ndim and type(value) in (np.ndarray, np.matrix) else "number" if counts else "object"
+        return "sequence" if value.ndim else "number" if counts else "object"
     if isinstance(value, bool | int | float | complex):
         return "number"
     if isinstance(value, str):
         return "text"
-    if isinstance(
-        value, list | tuple | range | deque | UserList | array.array | memoryview | pd.Series | pd.DataFrame | pd.Index
-    ):
+    if hasattr(type(value), "__array__"):
         return "sequence"
-    if isinstance(value, Pages) and not isinstance(value, Unsized):
-        return "sequence"
+    if isinstance(value, list | tuple | range | deque | UserList | array.array | memoryview | Pages):
+        return "sequence" if type(value) is not Unsized else "object"
     return "dict" if type(value) is dict else "object"
 
 
-def _array_of(value: object) -> Iterable[object]:
-    """A value of which `__array__` says what is in it, as that array; any other sequence as it is."""
+def items_of(value: object) -> Iterable[object]:
+    """What is in a value of kind "sequence": of one of which `__array__` says what is in it, of that array."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return np.asarray(value) if hasattr(value, "__array__") else value
