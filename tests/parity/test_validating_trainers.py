@@ -4,6 +4,7 @@ The trainers, their loops and metrics are verl's own. Stand-ins, by their names 
 the data loader, and the queue.
 """
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -218,19 +219,15 @@ class Sessions:
         return KVBatchMeta(keys=self.keys, tags=[{} for _ in self.keys], partition_id=partition_id), {}
 
 
-@covers("trainer_v1", "PPOTrainer._validate", "tq.kv_batch_get")
-@pytest.mark.parametrize("family", FAMILIES)
-@given(data=st.data(), failing=st.booleans())
-@settings(SETTINGS, max_examples=3)
-def test_the_v1_trainer_validates_samples_of_one_schema_as_stock_does(family, data, failing):
-    trainer_sync = pytest.importorskip("verl.trainer.ppo.v1.trainer_sync")
+def v1_validation(validation, failing=False):
+    """A function that runs verl's v1 `_validate` over these batches."""
     from queue_in_memory import QueueInMemory
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-    responses, batches = data.draw(validations(family))
+    responses, batches = validation
 
     def validate():
-        queue = QueueInMemory()
-        trainer = object.__new__(trainer_sync.PPOTrainerSync)
+        trainer, queue = object.__new__(PPOTrainerSync), QueueInMemory()
         rollout = {"val_kwargs": {"n": responses}}
         trainer.config = OmegaConf.create(
             {"actor_rollout_ref": {"rollout": rollout}, "trainer": {"log_val_generations": 0}}
@@ -246,4 +243,70 @@ def test_the_v1_trainer_validates_samples_of_one_schema_as_stock_does(family, da
         with queue.in_place():
             return trainer._validate()
 
-    assert_as_stock(validate)
+    return validate
+
+
+@covers("trainer_v1", "PPOTrainer._validate", "tq.kv_batch_get")
+@pytest.mark.parametrize("family", FAMILIES)
+@given(data=st.data(), failing=st.booleans())
+@settings(SETTINGS, max_examples=3)
+def test_the_v1_trainer_validates_samples_of_one_schema_as_stock_does(family, data, failing):
+    pytest.importorskip("verl.trainer.ppo.v1.trainer_sync")
+    assert_as_stock(v1_validation(data.draw(validations(family)), failing))
+
+
+@covers("trainer_v1", "tq.kv_batch_get")
+@given(values=st.lists(st.sampled_from(sorted(FAMILIES)).flatmap(FAMILIES.get), min_size=2, max_size=2))
+@pytest.mark.parametrize("fields", [None, "extra_fields", "rm_scores", ["rm_scores", "extra_fields"], "nothing"])
+@settings(SETTINGS, max_examples=20)
+def test_what_is_asked_of_the_queue_comes_as_on_stock(fields, values):
+    pytest.importorskip("verl.trainer.ppo.v1.trainer_sync")
+    import transfer_queue
+    from queue_in_memory import QueueInMemory
+
+    queue = QueueInMemory()
+    queue.partitions["train"] = {
+        f"u_{row}_0": {"extra_fields": {"reward_extra_info": {"acc": value}}, "num_turns": torch.tensor(row)}
+        for row, value in enumerate(values)
+    }
+
+    def asked():
+        with queue.in_place():
+            data = transfer_queue.kv_batch_get(list(queue.partitions["train"]), "train", fields)
+        return {name: values.tolist() for name, values in data.items()}
+
+    assert_as_stock(asked)
+    assert not raised(outcome(asked))
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+def validate_legacy(validation):
+    return legacy_trainer(validation)._validate()
+
+
+def validate_v1(validation):
+    pytest.importorskip("verl.trainer.ppo.v1.trainer_sync")
+    return v1_validation(validation)()
+
+
+@pytest.mark.parametrize("validate", [validate_legacy, validate_v1])
+def test_a_key_named_reward_and_one_named_as_that_is_kept_apart_are_both_logged(validate):
+    metrics = validate((1, [(["a"], [{"reward": 1.0, "reward_extra/reward": 0.25}])]))
+    assert metrics["val-aux/a/reward_extra/reward/mean@1"] == 0.25, "which stock logs, too"
+    (own,) = [name for name in metrics if re.fullmatch(r"val-aux/a/reward_extra/reward #.{8}/mean@1", name)]
+    assert metrics[own] == 1.0
+    assert metrics["val-core/a/reward/mean@1"] == score_of(0) == 0.0
+    alone = validate((1, [(["a"], [{"reward": 1.0}]), (["a"], [{"reward": 0.0}])]))
+    assert alone["val-aux/a/reward_extra/reward/mean@1"] == 0.5
+
+
+@pytest.mark.parametrize("validate", [validate_legacy, validate_v1])
+def test_batches_of_different_schemas_are_averaged_over_the_samples_that_have_a_key(validate):
+    first = (["a", "a"], [{"acc": torch.tensor(1.0)}, {"acc": torch.tensor(0.0)}])
+    second = (["a", "b"], [{"score": [1.0, 2.0]}, {"score": [3.0, 4.0]}])
+    metrics = validate((1, [first, second]))
+    assert (metrics["val-core/a/acc/mean@1"], metrics["val-aux/a/acc/coverage@1"]) == (0.5, 2 / 3)
+    assert (metrics["val-aux/a/score/mean@1"], metrics["val-aux/a/score/coverage@1"]) == (1.5, 1 / 3)
+    assert (metrics["val-aux/b/score/mean@1"], "val-aux/b/score/coverage@1" in metrics) == (3.5, False)
