@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from importlib import import_module
@@ -116,6 +117,39 @@ def test_an_address_at_which_nothing_answers_is_a_named_error_at_once():
     assert "no Ray cluster answers at '127.0.0.1:1': ConnectionRefusedError" in err
 
 
+NO_ADDRESSES = ["", " ", "nosuchhost", "127.0.0.1:", ":6379", "127.0.0.1:\u00b2", "127.0.0.1:65536", "127.0.0.1:-1"]
+NO_ADDRESSES += ["[::1:6379", "[::1]", "http://127.0.0.1"]
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
+def test_what_is_no_address_is_a_named_error_that_says_how_to_write_one(address):
+    with pytest.raises(diagnosis.NoClusterError, match="no address of a Ray cluster"):
+        diagnosis._refuse_unreachable(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["a..b:6379", "127.0.0.1:1", "ray://127.0.0.1:1", f"{'a' * 70}.test:1", "\u00df\ud800:1"]
+)
+def test_an_address_that_nobody_can_reach_is_a_named_error(address):
+    with pytest.raises(diagnosis.NoClusterError, match="no Ray cluster answers|no address"):
+        diagnosis._refuse_unreachable(address)
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_an_address_where_something_listens_is_left_to_ray(family, host):
+    with socket.socket(family) as listening:
+        try:
+            listening.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
+        listening.listen()
+        name = f"[{host}]" if family is socket.AF_INET6 else host
+        for address in (f"{name}:{listening.getsockname()[1]}", f"ray://{name}:{listening.getsockname()[1]}"):
+            diagnosis._refuse_unreachable(address)
+    for address in ("auto", "local"):
+        diagnosis._refuse_unreachable(address)
+
+
 def test_a_verl_module_that_cannot_be_imported_is_named_with_the_reason_and_is_no_fault():
     code, out, _ = doctor(first="sys.modules['cachetools'] = None", **BY_VARIABLE)
     assert code == 0, out
@@ -155,7 +189,7 @@ def test_an_unknown_site_is_not_covered_and_names_the_switch(unknown_metrics):
 
 def process(where, **versions):
     site = diagnosis.Site("protocol", SITES["protocol"], "active", "")
-    return diagnosis.Process(where, "loaded", "", {"verl-ext": "1", "verl": "0.9.1", **versions}, (site,))
+    return diagnosis.Process(where, "loaded", "", "verl", {"verl-ext": "1", "verl": "0.9.1", **versions}, (site,))
 
 
 def test_processes_that_agree_are_told_once_and_different_versions_are_a_fault():
@@ -170,5 +204,5 @@ def test_processes_that_agree_are_told_once_and_different_versions_are_a_fault()
 
 def test_nothing_that_a_report_quotes_breaks_its_lines():
     site = diagnosis.Site("protocol", SITES["protocol"], "unknown", "a" * 200 + " b" * 60, "c d " * 60)
-    told = diagnosis.told(diagnosis.Diagnosis((diagnosis.Process("here", "loaded", "", {}, (site,)),)))
+    told = diagnosis.told(diagnosis.Diagnosis((diagnosis.Process("here", "loaded", sites=(site,)),)))
     assert all(len(line) <= 80 or "a" * 200 in line for line in told.splitlines())

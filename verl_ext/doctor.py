@@ -17,6 +17,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from textwrap import TextWrapper
 from typing import Any
+from urllib.parse import urlsplit
 
 from verl_ext import __version__
 from verl_ext.errors import VerlExtError, shown
@@ -46,11 +47,12 @@ class Site:
 
 @dataclass(frozen=True)
 class Process:
-    """What one process has: where it runs, how it loaded the plugin, the versions, and every patch site."""
+    """What one process has: where it runs, how it loaded the plugin, which verl it is, versions, and every site."""
 
     where: str
     loaded: str
     remedy: str = ""
+    verl: str = ""  # the directory that it was imported from: a clone may lie before the installed one
     versions: dict[str, str | None] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
 
@@ -94,15 +96,16 @@ def examine(where: str = "this process") -> Process:
     with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # what others print is no part of a report
         warnings.simplefilter("ignore")
         try:
-            import verl  # noqa: F401 - it loads the plugin, or does not
+            import verl  # it loads the plugin, or does not
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == "verl"
             remedy = "install verl, 0.7.1 or newer" if missing else "mend that first: `import verl` in a Python shell"
-            return Process(where, f"verl cannot be imported: {_said(error)}", remedy, _versions())
+            return Process(where, f"verl cannot be imported: {_said(error)}", remedy, versions=_versions())
         errors = {name: _import_error(module) for name, module in SITES.items()}
     loaded, remedy = _how_loaded()
     sites = tuple(_site(report, errors[report.name], {} if remedy else _REMEDIES) for report in status())
-    return Process(where, loaded, remedy, _versions(), sites)
+    versions = _versions() | {"verl": str(getattr(verl, "__version__", "of no version"))}
+    return Process(where, loaded, remedy, ", ".join(getattr(verl, "__path__", ())), versions, sites)
 
 
 def examine_nodes(address: str | None) -> Iterator[Process]:
@@ -136,9 +139,16 @@ def examine_nodes(address: str | None) -> Iterator[Process]:
 
     ours = not ray.is_initialized()
     if ours:
-        _refuse_unreachable(address or os.environ.get("RAY_ADDRESS", ""))
+        asked_for = os.environ.get("RAY_ADDRESS") or None if address is None else address
+        if asked_for is not None:
+            _refuse_unreachable(asked_for)
         environment = constants_ppo.get_ppo_ray_runtime_env()
-        ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+        try:
+            ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError, AssertionError) as error:  # what Ray raises for an address
+            if asked_for is None:
+                raise
+            raise NoClusterError(f"no Ray cluster answers at {shown(asked_for)}: {_said(error)}") from error
     try:
         asked = {}
         for node in ray.nodes():
@@ -185,6 +195,7 @@ def _process_told(places: list[str], process: Process) -> str:
     if process.remedy:
         lines += _wrapped("  -> ", process.remedy)
     lines += _wrapped("  ", ", ".join(f"{name} {found}" for name, found in process.versions.items() if found))
+    lines += [f"  verl is {process.verl}"] if process.verl else []
     for site in process.sites:
         mark = " " if site.state in COVERED else "!"
         detail = site.detail
@@ -211,14 +222,32 @@ class NoClusterError(VerlExtError, ConnectionError):
     """Nothing answers at the address of a Ray cluster."""
 
 
+_LOCAL = ("auto", "local")
+"""What Ray takes for an address and finds by itself."""
+
+
 def _refuse_unreachable(address: str) -> None:
-    """Ray itself goes on trying for many minutes."""
-    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
-            raise NoClusterError(f"no Ray cluster answers at {shown(address)}: {_said(error)}") from error
+    """Raise for an address where nothing listens: Ray itself goes on trying for many minutes.
+
+    Raises:
+        NoClusterError: nothing listens there, or it is no address.
+    """
+    if address in _LOCAL:
+        return
+    try:
+        place = urlsplit(address if "://" in address else f"//{address}")
+        port = place.port or (10001 if place.scheme == "ray" else None)  # Ray's own, for its client
+    except ValueError as error:
+        raise NoClusterError(f"no address of a Ray cluster: {shown(address)}: {_said(error)}") from error
+    if not place.hostname or not port:
+        raise NoClusterError(
+            f"no address of a Ray cluster: {shown(address)}. Write host:port, [host]:port for IPv6, "
+            f"ray://host:port, or {' or '.join(_LOCAL)}"
+        )
+    try:
+        socket.create_connection((place.hostname, port), timeout=10).close()
+    except (OSError, UnicodeError) as error:  # IDNA refuses names of its own accord
+        raise NoClusterError(f"no Ray cluster answers at {shown(address)}: {_said(error)}") from error
 
 
 def _said(error: BaseException) -> str:
