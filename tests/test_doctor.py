@@ -131,7 +131,7 @@ def test_what_is_no_address_is_a_named_error_that_says_how_to_write_one(address)
     "address", ["a..b:6379", "127.0.0.1:1", "ray://127.0.0.1:1", f"{'a' * 70}.test:1", "\u00df\ud800:1"]
 )
 def test_an_address_that_nobody_can_reach_is_a_named_error(address):
-    with pytest.raises(diagnosis.NoClusterError, match="no Ray cluster answers|no address"):
+    with pytest.raises(diagnosis.NoClusterError, match=r"no Ray cluster answers|no address"):
         diagnosis._refuse_unreachable(address)
 
 
