@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from integration.agent_loops import AgentLoopManager, AgentLoopWorker
 from verl import DataProto
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 
 from verl_ext.demo import rig
 
 from .actors import Handle
-
-AgentLoopManager, AgentLoopWorker = rig.agent_loop_classes()
 
 SETTINGS = [
     "reward.reward_manager.source=importlib",

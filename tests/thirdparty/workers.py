@@ -5,13 +5,10 @@ A process of Ray's gets them by value.
 
 import numpy as np
 import torch
+from integration.agent_loops import AgentLoopWorker
 from tensordict import TensorDict
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
-
-from verl_ext.demo import rig
-
-AgentLoopManager, AgentLoopWorker = rig.agent_loop_classes()
 
 
 def own_batch(samples):

@@ -125,7 +125,7 @@ class _Ledger:
         names = kept_apart(infos, self.names)
         infos = {names[key]: column for key, column in infos.items()}
         lines = {key: column if key in self.keys else _behind(self.rows, column) for key, column in infos.items()}
-        lines.update({key: [None] * rows for key in self.keys if key not in infos})
+        lines.update({key: np.full(rows, None, dtype=object) for key in self.keys if key not in infos})
         self.rows += rows
         self.keys.update(dict.fromkeys(infos))
         return lines
@@ -152,7 +152,8 @@ def kept_apart(keys: Iterable[Any], names: Names[Any]) -> dict[Any, Any]:
 def _behind(rows: int, column: Any) -> Any:
     if rows == 0:
         return column
-    return [*[None] * rows, *(column.tolist() if isinstance(column, np.ndarray) else column)]
+    values = column.tolist() if isinstance(column, np.ndarray) else column
+    return np.fromiter([*[None] * rows, *values], dtype=object)  # an array, as verl's own columns
 
 
 _ledger: ContextVar[_Ledger | None] = ContextVar("verl_ext_validation", default=None)
