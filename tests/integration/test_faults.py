@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from actors import release
 from ray.exceptions import RayActorError, RayTaskError
 from this_verl import PADS_FOR_REWARD_WORKERS
 
@@ -46,8 +47,8 @@ class Paths:
         self.loops = rig.agent_loop_manager(self.config, self.client, self.rewards.reward_loop_workers)
 
     def release(self):
-        rig.release(self.loops)
-        rig.release(self.rewards)
+        release(self.loops)
+        release(self.rewards)
 
     def told(self, **by_row):
         """The rows, some of which say what goes wrong with them."""

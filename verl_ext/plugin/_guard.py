@@ -28,7 +28,7 @@ def refusing_mixed_rows(site: PatchSite, module: ModuleType) -> Places:
         schemas = {frozenset(row if isinstance(row, dict) else ()) for row in samples}
         if len(schemas) > 1:
             every = frozenset().union(*schemas)
-            sparse = sorted(every - frozenset.intersection(*schemas))
+            sparse = sorted(every - frozenset.intersection(*schemas), key=shown)
             raise _unsupported(
                 site,
                 f"reward keys that not every sample of a batch has ({', '.join(map(shown, sparse[:8]))}) would be lost",
@@ -146,6 +146,7 @@ def _samples(value: Any, complete: bool = False) -> Iterator[Any]:
     elif isinstance(value, dict) and RAW_COLUMN in value:
         yield value[RAW_COLUMN]
     elif isinstance(columns := getattr(value, "non_tensor_batch", None), dict):
-        yield from columns.get(RAW_COLUMN, ())
+        if RAW_COLUMN not in (value.meta_info.get("reward_extra_keys") or ()):  # else a reward key has that name
+            yield from columns.get(RAW_COLUMN, ())
     elif isinstance(fields := getattr(value, "extra_fields", None), dict) and (complete or RAW_COLUMN in fields):
         yield fields.get(RAW_COLUMN)
