@@ -351,6 +351,12 @@ def test_a_tensor_without_a_value_is_no_number_and_ends_no_step():
 def test_a_key_that_every_sample_has_is_not_sparse_where_its_values_were_text_before():
     *_, last = steps_of(RewardMetrics(), [{"len": "three"}], [{"len": 3}])
     assert last == {}
+    said = []
+    run = RewardMetrics(warn=lambda what, message: said.append(message))
+    assert steps_of(run, [{"len": "three"}], [{"len": 3}], [{"len": "four"}], [{"len": 4}, {"len": "4"}]) == [{}] * 4
+    assert not said, "nothing is logged that could surprise"
+    *_, late = steps_of(run, [{"len": 5}, {"len": "four"}, {}])
+    assert (late["reward_extra/len/count"], late["reward_extra/len/mean"]) == (1.0, 5.0)
     _, second, third = steps_of(RewardMetrics(), [{"len": "three"}, {}], [{"len": 3}], [{}])
     assert second["reward_extra/len/mean"] == 3.0
     assert third["reward_extra/len/coverage"] == 0.0

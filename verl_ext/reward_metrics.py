@@ -250,9 +250,8 @@ class RewardMetrics:
             elif (found := self._numbers(key, column, sources)) is None:
                 counts[key] = int(present(column).sum())
             else:
-                values, mask = found
-                counts[key] = int(mask.sum())
-                if counts[key]:
+                values, mask, counts[key] = found
+                if mask.any():
                     self._are_numbers.add(key)
                 whole = Summary.of(values[mask], rows)
                 for place, at in places.items():
@@ -278,8 +277,7 @@ class RewardMetrics:
 
     def logged(self, step: Step) -> dict[str, float]:
         """The metrics of one step, or of several together, by name: of every series that the run has begun."""
-        every = self.which == "all"
-        numbers = [key for key, lacked in self._lacked.items() if key in self._are_numbers and (lacked or every)]
+        numbers = [key for key in self._lacked if self._is_logged(key)]
         places = [None, *(self._sources if len(self._sources) > 1 else ())]
         metrics: dict[str, float] = {}
         for key in [*numbers, *dict.fromkeys(self.texts)]:
@@ -287,23 +285,35 @@ class RewardMetrics:
                 metrics.update(step.summary(place, key).metrics(self._name(place, key)))
         return metrics
 
+    def _is_logged(self, key: str) -> bool:
+        return key in self._are_numbers and (self._lacked[key] or self.which == "all")
+
     def _name(self, place: Place, key: str) -> str:
         parts = (key,) if place is None else (place, key)
         wanted = "/".join([PREFIX, *(fitting(str(part), _LONGEST_PART) for part in parts)])
         return self._names.of((place, key), wanted)
 
-    def _numbers(self, key: str, column: Any, sources: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray] | None:
-        """As `numeric`, or `None` for a key that is no number; warns of what would surprise in a chart."""
+    def _numbers(
+        self, key: str, column: Any, sources: Sequence[Any] | None
+    ) -> tuple[np.ndarray, np.ndarray, int] | None:
+        """As `numeric`, and how many samples have the key; or `None` for a key that is no number.
+
+        Warns of what would surprise in a chart.
+        """
+        others = 0
         try:
             values, mask = numeric(column, key)
         except NotNumericError as error:
             if key not in self._are_numbers:
                 return None
-            self.warn(
-                ("kind", key),
-                f"the reward key {shown(key)}, a number before, is none in some samples: {error}. It counts as missing",
-            )
+            if self._is_logged(key):
+                self.warn(
+                    ("kind", key),
+                    f"the reward key {shown(key)}, a number before, is none in some samples: {error}. It counts as "
+                    "missing",
+                )
             values, mask = numeric([value if _is_number(value) else None for value in column])
+            others = int((present(column) & ~mask).sum())
         if not np.isfinite(values[mask]).all():
             for kind, odd in (("NaN", np.isnan(values)), ("infinite", np.isinf(values))):
                 if (rows := np.flatnonzero(mask & odd)).size:
@@ -315,7 +325,7 @@ class RewardMetrics:
                     )
             if self.nan_is_missing:
                 mask = mask & ~np.isnan(values)
-        return values, mask
+        return values, mask, int(mask.sum()) + others
 
     def _shares(self, key: str, column: Any, rows: np.ndarray) -> Summary:
         """How many of these samples have the commonest values of a text key."""
