@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("verl")
 
@@ -18,6 +19,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl_ext import FieldCollisionError, plugin
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
+from verl_ext.plugin._guard import _samples
 from verl_ext.protocol import SparseDataProto
 
 BESIDE_DICTS = f"{RAW_COLUMN}/{RAW_COLUMN}"
@@ -164,6 +166,19 @@ def test_a_nested_dict_under_the_name_of_the_raw_column_is_carried_beside_the_di
     assert ours.meta_info["reward_extra_keys"] == ["score", BESIDE_DICTS]
     assert ours.non_tensor_batch["score"].dtype == theirs.non_tensor_batch["score"].dtype
     assert ours.non_tensor_batch["uid"].tolist() == ["uid 0", "uid 1"]
+
+
+def test_where_no_dicts_are_left_the_key_has_its_own_name_as_on_stock_verl():
+    nested = [reward[RAW_COLUMN] for reward, _ in BY_TASK]
+    scored = SparseDataProto.from_dict(
+        {"rm_scores": torch.zeros(2, 1)}, {RAW_COLUMN: SparseNonTensor([reward for reward, _ in BY_TASK])}
+    ).finalize(keep_raw=False)
+    assert scored.non_tensor_batch[RAW_COLUMN].tolist() == nested
+    assert scored.meta_info["reward_extra_keys"] == ["score", RAW_COLUMN]
+    batch = prompts_of(BY_TASK).union(scored)
+    assert batch.non_tensor_batch[RAW_COLUMN].tolist() == nested
+    assert batch.non_tensor_batch["uid"].tolist() == ["uid 0", "uid 1"], "no row, and its keys no columns"
+    assert list(_samples(batch)) == [], "nor rows of another schema to the guard of a verl that we do not know"
 
 
 def test_a_key_that_is_spelt_as_that_column_is_refused():

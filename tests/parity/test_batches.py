@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # NumPy's, of what it makes o
 EXAMPLES = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 ROWS = 4
 
+CLASSES = st.sampled_from([SparseDataProto, DataProto])
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -117,8 +118,9 @@ def test_chunks_of_finalized_rows_are_joined_to_the_columns_that_verl_makes_of_t
     whole = batch_of(assemble_reward_extra_info(rows))
     with on_stock():
         stock = DataProto.concat(pieces(whole, at, DataProto))
-    ours = DataProto.concat(pieces(whole, at, SparseDataProto))
-    assert type(ours) is SparseDataProto
+    cls = data.draw(CLASSES, label="cls")
+    ours = DataProto.concat(pieces(whole, at, cls))
+    assert type(ours) is cls
     assert_same(ours, stock)
 
 
@@ -129,12 +131,13 @@ def test_chunks_of_finalized_rows_are_joined_to_the_columns_that_verl_makes_of_t
 def test_chunks_of_stock_workers_are_joined_as_on_stock_or_by_the_rules_for_the_values_in_them(family, data):
     rows = data.draw(rewards_of(family), label="rows")
     at = data.draw(st.integers(1, ROWS - 1), label="at")
+    cls = data.draw(CLASSES, label="cls")
     parts, error = outcome(lambda: [as_stock_does(part) for part in (rows[:at], rows[at:])])
     if error is not None:
         return  # a worker of stock verl's has failed
     with on_stock():
         stock, _ = outcome(lambda: DataProto.concat([batch_of(parts[0]), batch_of(parts[1], at)]))
-    ours = DataProto.concat([batch_of(parts[0], cls=SparseDataProto), batch_of(parts[1], at)])
+    ours = DataProto.concat([batch_of(parts[0], cls=cls), batch_of(parts[1], at)])
     for key in rows[0]:
         found, values = ours.non_tensor_batch[key], [value for part in parts for value in values_in(part[key])]
         as_on_stock = stock is not None and same_column(found, stock.non_tensor_batch[key])
@@ -158,6 +161,7 @@ def test_a_union_is_that_of_verl_wherever_verl_makes_one(family, data):
     rows = data.draw(rewards_of(family), label="rows")
     reward_on_the_left = data.draw(st.booleans(), label="reward_on_the_left")
     copied = data.draw(st.booleans(), label="copied")
+    cls = data.draw(CLASSES, label="cls")
     columns = assemble_reward_extra_info(rows)
     beside: dict[str, np.ndarray] = {}
     for key, column in columns.items():
@@ -179,7 +183,7 @@ def test_a_union_is_that_of_verl_wherever_verl_makes_one(family, data):
 
     with on_stock():
         stock, _ = outcome(lambda: united(DataProto))
-    ours, error = outcome(lambda: united(SparseDataProto))
+    ours, error = outcome(lambda: united(cls))
     if stock is not None:
         assert error is None, error
         assert_same(ours, stock)
@@ -198,7 +202,7 @@ def test_mini_batches_beside_a_raw_column_are_those_that_verl_makes(family, data
     rows = data.draw(rewards_of(family), label="rows")
     size = data.draw(st.sampled_from([1, 2]), label="size")
     seed = data.draw(st.sampled_from([None, 3]), label="seed")
-    cls = data.draw(st.sampled_from([SparseDataProto, DataProto]), label="cls")
+    cls = data.draw(CLASSES, label="cls")
     columns = assemble_reward_extra_info(rows)
 
     def mini_batches(cls: type[DataProto], raw: np.ndarray) -> list[DataProto]:
@@ -224,7 +228,7 @@ def test_mini_batches_beside_a_raw_column_are_those_that_verl_makes(family, data
 @given(data=st.data())
 def test_a_tensordict_holds_what_verls_holds_and_a_batch_without_raw_columns_comes_back_the_same(family, data):
     rows = data.draw(rewards_of(family), label="rows")
-    cls = data.draw(st.sampled_from([SparseDataProto, DataProto]), label="cls")
+    cls = data.draw(CLASSES, label="cls")
     columns = assemble_reward_extra_info(rows)
 
     def there_and_back(cls: type[DataProto]) -> tuple[Any, DataProto]:
@@ -246,7 +250,7 @@ def test_a_tensordict_holds_what_verls_holds_and_a_batch_without_raw_columns_com
 @given(data=st.data())
 def test_a_tensordict_with_a_raw_column_holds_the_rows_and_every_other_value_one_per_row(family, data):
     rows = data.draw(rewards_of(family), label="rows")
-    cls = data.draw(st.sampled_from([SparseDataProto, DataProto]), label="cls")
+    cls = data.draw(CLASSES, label="cls")
     columns = assemble_reward_extra_info(rows)
     with on_stock():
         stock, error = outcome(lambda: batch_of({**columns, RAW_COLUMN: objects(rows)}).to_tensordict())

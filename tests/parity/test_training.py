@@ -6,7 +6,6 @@ advantages of a group, is an error that names the sample.
 
 from __future__ import annotations
 
-import functools
 from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -19,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from on_stock import on_stock
+from queue_in_memory import QueueInMemory
 from sites import covers
 from strategies import objects
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 from values import FAMILIES
 from verl.protocol import DataProto
 from verl.trainer.ppo import core_algos, ray_trainer
@@ -233,54 +233,16 @@ in_each_form = pytest.mark.parametrize("module", FORMS, indirect=True)
 KEYS = ["u_0_0", "u_1_0", "v_0_0", "v_1_0"]
 
 
-class Queue:
-    """verl's queue in this process, for which it needs Ray: what was put by key and field comes back."""
-
-    def __init__(self) -> None:
-        self.samples: dict[str, dict[str, Any]] = {}
-
-    def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any = None) -> TensorDict:
-        fields = {}
-        for field in select_fields or self.samples[keys[0]]:
-            values = [self.samples[key].get(field) for key in keys]
-            if isinstance(values[0], torch.Tensor):
-                fields[field] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
-            elif values[0] is not None:
-                fields[field] = NonTensorStack.from_list([NonTensorData(value) for value in values])
-        return TensorDict(fields, batch_size=len(keys))
-
-    def kv_batch_put(self, keys: Any, partition_id: str, fields: TensorDict) -> list[str]:
-        for name, values in fields.items():
-            for key, value in zip(keys, values.unbind(), strict=True):
-                self.samples[key][name] = value
-        return list(keys)
-
-
 @pytest.fixture(scope="module")
-def queue():
-    """verl's trainers ask this queue, through our patches."""
-    import transfer_queue
-
-    queue = Queue()
-    with pytest.MonkeyPatch.context() as patch:
-        plugin.deactivate()
-        for name in ("kv_batch_get", "kv_batch_put"):
-            patch.setattr(transfer_queue, name, functools.partial(getattr(Queue, name), queue))
-        plugin.activate()
-        yield queue
-        plugin.deactivate()
-    plugin.activate()
-
-
-@pytest.fixture(scope="module")
-def module(request, queue):
+def module(request):
     return import_module(request.param)
 
 
-def sampled(values: list[Any]) -> dict[str, dict[str, Any]]:
-    """Two prompts of two samples each, as the agent loop puts them into the queue."""
+def queue_of(values: list[Any]) -> QueueInMemory:
+    """A queue with two prompts of two samples each, as the agent loop puts them there."""
     made, lengths = tensors(), (3, 2, 1, 3)
-    return {
+    queue = QueueInMemory()
+    queue.partitions["train"] = {
         key: {
             "uid": key[0],
             "data_source": f"source {key[0]}",
@@ -293,6 +255,16 @@ def sampled(values: list[Any]) -> dict[str, dict[str, Any]]:
         }
         for row, key in enumerate(KEYS)
     }
+    return queue
+
+
+def stepped(module: Any, estimator: str, values: list[Any]) -> dict[str, dict[str, Any]]:
+    """The samples in the queue, once the trainer has computed their advantages."""
+    metrics: dict[str, Any] = {}
+    with queue_of(values).in_place() as queue:
+        module.PPOTrainer._compute_advantage(trainer_of(estimator), KVBatch(KEYS), metrics)
+    assert metrics == {}
+    return queue.partitions["train"]
 
 
 @covers("trainer_v1", "PPOTrainer._compute_advantage", "tq.kv_batch_get")
@@ -301,19 +273,11 @@ def sampled(values: list[Any]) -> dict[str, dict[str, Any]]:
 @in_each_form
 @EXAMPLES
 @given(data=st.data())
-def test_a_v1_step_puts_verls_own_advantages_into_the_queue(module, estimator, queue, data):
+def test_a_v1_step_puts_verls_own_advantages_into_the_queue(module, estimator, data):
     values = data.draw(st.sampled_from(sorted(FAMILIES)).flatmap(values_of), label="values")
-
-    def put() -> dict[str, dict[str, Any]]:
-        queue.samples = sampled(values)
-        metrics: dict[str, Any] = {}
-        module.PPOTrainer._compute_advantage(trainer_of(estimator), KVBatch(KEYS), metrics)
-        assert metrics == {}
-        return queue.samples
-
-    ours = put()
+    ours = stepped(module, estimator, values)
     with on_stock():
-        stock = put()
+        stock = stepped(module, estimator, values)
     for key in KEYS:
         assert ours[key].keys() == stock[key].keys() >= {"advantages", "returns"}
         assert all(same(ours[key][name], stock[key][name]) for name in ("advantages", "returns"))
@@ -326,19 +290,18 @@ def test_a_v1_step_puts_verls_own_advantages_into_the_queue(module, estimator, q
 @EXAMPLES
 @given(data=st.data())
 def test_gdpo_in_a_v1_step_which_stock_verl_cannot_do_trains_as_verls_estimator_on_the_same_components(
-    module, family, queue, data
+    module, family, data
 ):
     values = data.draw(values_of(family), label="values")
 
-    def put() -> list[torch.Tensor]:
-        queue.samples = sampled(values)
-        module.PPOTrainer._compute_advantage(trainer_of("gdpo"), KVBatch(KEYS), {})
-        return [queue.samples[key]["advantages"] for key in KEYS]
+    def trained() -> list[torch.Tensor]:
+        samples = stepped(module, "gdpo", values)
+        return [samples[key]["advantages"] for key in KEYS]
 
-    ours, error = outcome(put)
+    ours, error = outcome(trained)
     numbers = as_verl_trains(values)
     with on_stock():
-        assert isinstance(outcome(put)[1], KeyError)
+        assert isinstance(outcome(trained)[1], KeyError)
         if numbers is None or not np.isfinite(numbers).all():
             assert isinstance(error, MissingRewardError) or (numbers is None and torch.cat(ours).isfinite().all())
             return
@@ -396,12 +359,11 @@ def test_the_earlier_form_of_the_v1_trainer_is_given_the_very_same_patches():
 @each_family
 @EXAMPLES
 @given(data=st.data())
-def test_a_group_filter_takes_out_what_verls_does_and_says_whose_metric_is_no_number(family, queue, data):
+def test_a_group_filter_takes_out_what_verls_does_and_says_whose_metric_is_no_number(family, data):
     replay_buffer = import_module("verl.trainer.ppo.v1.replay_buffer")
     values = data.draw(values_of(family), label="values")
     if data.draw(st.booleans(), label="alike"):
         values[1] = values[0]
-    queue.samples = sampled(values)
 
     def filtered() -> Any:
         buffer = SimpleNamespace(
@@ -411,7 +373,9 @@ def test_a_group_filter_takes_out_what_verls_does_and_says_whose_metric_is_no_nu
             partitions={"train": dict.fromkeys(KEYS)},
             _dapo_classification_cache={"train": {}},
         )
-        return replay_buffer.ReplayBuffer._dapo_filtered_keys(buffer, "train"), buffer._dapo_classification_cache
+        with queue_of(values).in_place():
+            found = replay_buffer.ReplayBuffer._dapo_filtered_keys(buffer, "train")
+        return found, buffer._dapo_classification_cache
 
     ours, ours_error = outcome(filtered)
     with on_stock():
