@@ -93,11 +93,11 @@ def test_the_fully_async_manager_is_found_where_clones_before_2026_04_29_have_it
         "    made.FullyAsyncAgentLoopManager = manager\n"
         "manager.__module__ = name + '.agent_loop'\n"
         "plugin.activate()\n"
-        "print([str(s.state.value) for s in plugin.status() if s.name == 'fully_async'])\n"
+        "print([str(s.state.value) for s in plugin.status() if s.name.startswith('fully_async')])\n"
     )
     pytest.importorskip("verl.experimental.fully_async_policy.fully_async_rollouter")
     run = subprocess.run([sys.executable, "-c", moved], capture_output=True, text=True, timeout=300)
-    assert run.stdout.splitlines()[-1] == "['active']", run.stdout + run.stderr[-2000:]
+    assert run.stdout.splitlines()[-1] == "['not needed', 'active']", run.stdout + run.stderr[-2000:]
 
 
 def test_the_doctor_examines_the_clone_that_it_is_started_in_and_says_its_version_and_place(tmp_path):

@@ -174,7 +174,7 @@ def _dumps_rows_whole(module: Any) -> bool:
     return writes_rows_whole(verls_own(module.PPOTrainer, "_write_generations"))
 
 
-@site.wraps("PPOTrainer._write_generations", *GENERATIONS, needed=unless(_dumps_rows_whole))
+@site.wraps("PPOTrainer._write_generations", *GENERATIONS, needed=unless(_dumps_rows_whole), vital=False)
 def _write_generations(stock: Function) -> Function:
     return writing_dumpable(stock, dates_as_text=False)
 
@@ -270,7 +270,9 @@ def _keeps_colocated_rewards(module: Any) -> bool:
     return mentions(verls_own(module.PPOTrainer, "_compute_reward_colocate"), "extra_fields", RAW_COLUMN)
 
 
-@site.wraps("PPOTrainer._compute_reward_colocate", "self", "batch", REST, needed=unless(_keeps_colocated_rewards))
+@site.wraps(
+    "PPOTrainer._compute_reward_colocate", "self", "batch", REST, needed=unless(_keeps_colocated_rewards), vital=False
+)
 def _compute_reward_colocate(stock: Function) -> Function:
     def _compute_reward_colocate(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         import transfer_queue as tq
