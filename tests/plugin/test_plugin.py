@@ -437,11 +437,20 @@ def _like(found, function, signature):
     return type(found)(function) if isinstance(found, staticmethod | classmethod) else function
 
 
+LEFT_OUT = {
+    (name, patch.target)
+    for name in HELD
+    for patch in import_module(f"verl_ext.plugin.{name}").site._patches
+    if not patch.vital
+}
+"""Functions that some clones of verl lack, and without which no value is lost: their site is applied without them."""
+
 CHANGES = [
     (name, target, change)
     for name, target in TARGETS
     for change in (vanished, renamed_parameter, plain_instead_of_coroutine_or_the_other_way_round)
     if (change, target) != (renamed_parameter, "get_ppo_ray_runtime_env")  # all of its parameters are handed on
+    if change is not vanished or (name, target) not in LEFT_OUT
 ]
 
 
