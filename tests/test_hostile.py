@@ -23,7 +23,7 @@ from verl_ext.plugin import _dump
 from verl_ext.plugin._sendable import refuse_unsendable
 from verl_ext.plugin._site import warn_once
 from verl_ext.plugin.advantage import TRAINED
-from verl_ext.plugin.reward_loop import refuse_missing_scores, told_by
+from verl_ext.plugin.reward_loop import required_scores, told_by
 from verl_ext.protocol import attach_reward_extra_info
 from verl_ext.reward_metrics import RewardMetrics
 from verl_ext.settings import Settings, training_values
@@ -96,10 +96,10 @@ ERRORS = {
     "text metrics": lambda text: Settings.of({"verl_ext": {"text_metrics": text}}),
     "a missing component": lambda text: training_values(text, [None], Settings(), [text], TRAINED),
     "a component that is text": lambda text: training_values(text, [text], Settings(), [text], TRAINED),
-    "a missing score": lambda text: refuse_missing_scores(
+    "a missing score": lambda text: required_scores(
         [None], {"data_source": [text], "extra_info": [{"index": text}]}, CONFIG
     ),
-    "a score that is text": lambda text: refuse_missing_scores([text], {"data_source": [text]}, CONFIG),
+    "a score that is text": lambda text: required_scores([text], {"data_source": [text]}, CONFIG),
     "what cannot be sent": lambda text: refuse_unsendable(
         {text: Unsendable(text)}, f"a sample{told_by(0, {'data_source': [text]})}"
     ),

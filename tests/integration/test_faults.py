@@ -7,6 +7,7 @@ import asyncio
 import copy
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -36,8 +37,8 @@ AS_TOLD = [
 class Paths:
     """Both managers, anew for each test that kills a worker, and the same rows for each batch."""
 
-    def __init__(self, model_dir, rows):
-        self.config = rig.compose_config(model_dir, AS_TOLD)
+    def __init__(self, model_dir, rows, overrides=()):
+        self.config = rig.compose_config(model_dir, [*AS_TOLD, *overrides])
         self.rows = rows[:ROWS]
         self.client = rig.RecordedClient(rows, self.config)
         self.start()
@@ -73,6 +74,20 @@ def paths(model_dir, rows):
     paths.release()
 
 
+IN_THREADS = ["reward.custom_reward_function.name=as_told_in_a_thread"]
+IN_PROCESSES = [*IN_THREADS, "reward.reward_manager.name=remote", "reward.num_workers=1"]
+
+
+@pytest.fixture(scope="module", params=[IN_THREADS, IN_PROCESSES], ids=["in threads", "in processes"])
+def elsewhere(request, model_dir, rows, paths):
+    """As `paths`, but the reward function runs outside of the reward worker's event loop."""
+    paths.release()  # reward workers have fixed names
+    elsewhere = Paths(model_dir, rows, request.param)
+    yield elsewhere
+    elsewhere.release()
+    paths.start()
+
+
 on_both_paths = pytest.mark.parametrize("path", ["reward_loop", "agent_loop"])
 
 
@@ -98,6 +113,24 @@ REFUSED = {
     "returns a list": (MissingRewardError, r"data source 'math_dapo', index 4 is \[1\.0, 2\.0\] \(from .*as_told"),
     "returns text": (MissingRewardError, "data source 'math_dapo', index 4 is 'right'"),
     "returns a list that holds itself as the score": (MissingRewardError, r"index 4 is \[1\.0, \[\.\.\.\]\]"),
+    "raises StopIteration": (
+        MissingRewardError,
+        r"raised StopIteration for a sample, data source 'math_dapo', index 4",
+    ),
+    **(
+        {"raises CancelledError": (MissingRewardError, r"raised CancelledError for a sample, data source 'math_dapo'")}
+        if sys.version_info >= (3, 11)  # before, a task does not tell whether it is being cancelled
+        else {}
+    ),
+    "raises what does not come back": (
+        NotSendableError,
+        r"a CodedError \(500: judge down\) for a sample, data source 'math_dapo', index 4 .*TypeError: .*missing",
+    ),
+    "raises what does not pickle": (
+        NotSendableError,
+        r"a PicklingFailsError \(busy\) for a sample.* not to be pickled",
+    ),
+    "raises half a character": (NotSendableError, r"a ValueError \(\\ud800\) for a sample.* holds half a character"),
     "exits": (MissingRewardError, r"raised SystemExit for a sample, data source 'math_dapo', index 4 \(from .*as_told"),
     "is interrupted": (MissingRewardError, "raised KeyboardInterrupt for a sample, data source 'math_dapo', index 4"),
     "returns no score": (KeyError, "score"),
@@ -130,6 +163,15 @@ def test_a_scorer_that_goes_wrong_is_named_and_the_next_batch_is_right(wrong, pa
     assert {*batch.non_tensor_batch} - verls_own == {*before[0]} - verls_own
     assert batch.meta_info == before[1]
     assert_right(getattr(paths, path)(paths.rows), paths.rows)
+
+
+@on_both_paths
+@pytest.mark.parametrize("wrong", ["raises", "raises StopIteration"])
+def test_a_scorer_that_goes_wrong_in_a_thread_or_in_a_process_of_its_own_is_named(wrong, path, elsewhere):
+    error, message = REFUSED[wrong]
+    with pytest.raises(error, match=message):
+        getattr(elsewhere, path)(elsewhere.told(wrong={4: wrong}))
+    assert_right(getattr(elsewhere, path)(elsewhere.rows), elsewhere.rows)
 
 
 @on_both_paths

@@ -26,6 +26,7 @@ SITES = {
     "protocol": "verl.protocol",
     "tensordict_utils": "verl.utils.tensordict_utils",
     "runtime_env": "verl.trainer.constants_ppo",
+    "reward": "verl.trainer.ppo.reward",
     "reward_loop": "verl.experimental.reward_loop.reward_loop",
     "agent_loop": "verl.experimental.agent_loop.agent_loop",
     "fully_async": "verl.experimental.fully_async_policy.fully_async_rollouter",

@@ -22,7 +22,7 @@ from verl_ext.plugin._sendable import refuse_unsendable
 from verl_ext.plugin._site import REST, Function, PatchSite, State, holding, warn_once
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, driver_runs_plugin, marked, refuse_untaught, untaught_blamed
-from verl_ext.plugin.reward_loop import missing_score, refuse_missing_scores, told_by
+from verl_ext.plugin.reward_loop import missing_score, required_scores, told_by
 from verl_ext.schema import same_value
 
 site = PatchSite(
@@ -105,7 +105,7 @@ def _postprocess(stock: Function) -> Function:
             _warn_of_mixed_rows([sample.extra_fields.get(RAW_COLUMN) for sample in inputs])
             return stock(self, inputs, input_non_tensor_batch, *args, **kwargs)
         if self.reward_loop_worker_handles is not None and hasattr(self, "config"):
-            refuse_missing_scores([s.reward_score for s in inputs], input_non_tensor_batch or {}, self.config)
+            required_scores([s.reward_score for s in inputs], input_non_tensor_batch or {}, self.config)
         for number, sample in enumerate(inputs):
             where = f"row {number} of {len(inputs)}{told_by(number, input_non_tensor_batch or {})}"
             refuse_unsendable(sample.extra_fields.get(RAW_COLUMN), where)
@@ -142,15 +142,40 @@ def _warn_of_mixed_rows(rows: Sequence[Any]) -> None:
 @site.wraps("AgentLoopWorker._compute_score", "self", "outputs", "kwargs", needed=_scores_several_outputs)
 def _compute_score(stock: Function) -> Function:
     async def _compute_score(self: Any, outputs: Any, kwargs: Any) -> Any:
+        *earlier, final = outputs
+        own = _dict(final.extra_fields.get(RAW_COLUMN)) if earlier else {}
         await stock(self, outputs, kwargs)
-        final = outputs[-1]
         if final.reward_score is None and self.reward_loop_worker_handles is not None:
             columns = {name: [value] for name, value in kwargs.items()}
             final.extra_fields[UNSCORED] = missing_score(None, 0, 1, columns, self.config)
-        elif len(outputs) > 1:  # an agent loop that sets its own score may report nothing beside it: verl indexes it
+            return
+        if earlier:  # verl indexes the last one's reward info, which a loop that sets its own score may lack
             final.extra_fields.setdefault(RAW_COLUMN, {})
+        if own:
+            scored = _dict(final.extra_fields[RAW_COLUMN])
+            final.extra_fields[RAW_COLUMN] = {**scored, **own, **scored}
+        for output in earlier:
+            if _dict(output.extra_fields.get(RAW_COLUMN)):
+                output.extra_fields = _EarlierFields(output.extra_fields)
 
     return _compute_score
+
+
+class _EarlierFields(dict[str, Any]):
+    """The extra fields of an output that is not the last of its session.
+
+    verl's v1 worker puts the last one's reward info in the place of its own (`AgentLoopWorkerTQ`,
+    `_agent_loop_postprocess`). Here it gets it beside its own.
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == RAW_COLUMN:
+            value = {**_dict(value), **_dict(self.get(name))}
+        super().__setitem__(name, value)
+
+
+def _dict(found: Any) -> dict[Any, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 @site.wraps("AgentLoopManager.generate_sequences", "self", "prompts", needed=unless(aligns_keys))

@@ -1,0 +1,116 @@
+"""verl's reward loop beside ours: what the workers answer, and what the manager makes of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("ray")
+
+from compared import assert_same_batch, carried_by_stock, columns_of_all_families, equal, rows_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from in_process_actors import PATIENCE, Loops, in_this_process
+from sites import covers
+from values import FAMILIES
+
+from verl_ext.demo import rig
+from verl_ext.errors import MissingRewardError, VerlExtError
+from verl_ext.plugin._workers import marked
+from verl_ext.plugin.reward_loop import ENVELOPE
+
+SCORE = {"score": 1.0}
+few = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory):
+    with in_this_process():
+        yield Loops(rig.build_model_dir(tmp_path_factory.mktemp("model")))
+
+
+def answered(rows):
+    """The reward function's answers: these, beside a score."""
+    return [lambda row=row: {**SCORE, **copy.copy(row)} for row in rows]
+
+
+def asked(actor, method, batch):
+    return getattr(actor, method).remote(batch).future().result(PATIENCE)
+
+
+@covers("reward_loop", "RewardLoopWorker.compute_score")
+@few
+@given(columns_of_all_families(1))
+def test_a_worker_answers_for_one_sample_what_verls_own_answers(loops, stock, columns):
+    batch = loops.scored_batch(answered(rows_of(columns)))
+    ours = asked(loops.scorer, "compute_score", batch)
+    with stock():
+        theirs = asked(loops.scorer, "compute_score", batch)
+    assert_same_answers([ours], [theirs])
+
+
+@covers("reward_loop", "RewardLoopWorker.compute_score_batch")
+@few
+@given(columns_of_all_families(2))
+def test_a_worker_answers_for_a_batch_what_verls_own_answers_and_to_our_manager_the_same_in_an_envelope(
+    loops, stock, columns
+):
+    batch = loops.scored_batch(answered(rows_of(columns)))
+    ours = asked(loops.scorer, "compute_score_batch", batch)
+    enveloped = asked(loops.scorer, "compute_score_batch", marked(batch))
+    with stock():
+        theirs = asked(loops.scorer, "compute_score_batch", batch)
+    assert_same_answers(ours, theirs)
+    opened = [{**answer, "reward_extra_info": answer["reward_extra_info"][ENVELOPE]["row"]} for answer in enveloped]
+    assert_same_answers(opened, theirs)
+
+
+def assert_same_answers(ours: list[Any], theirs: list[Any]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert type(one) is type(other) is dict
+        assert list(one) == list(other)
+        row, their_row = one["reward_extra_info"], other["reward_extra_info"]
+        assert list(row) == list(their_row)
+        assert [type(value) for value in row.values()] == [type(value) for value in their_row.values()]
+        assert [key for key in row if not equal(row[key], their_row[key])] == []
+        assert equal(one["reward_score"], other["reward_score"])
+
+
+@covers("reward_loop", "RewardLoopManager.compute_rm_score")
+@few
+@given(st.integers(1, 4).flatmap(columns_of_all_families))
+def test_the_manager_makes_of_uniform_rows_what_verls_own_makes(loops, stock, columns):
+    batch = loops.scored_batch(answered(rows_of(carried_by_stock(columns))))
+    ours = loops.rewards.compute_rm_score(batch)
+    with stock():
+        theirs = loops.rewards.compute_rm_score(batch)
+    assert_same_batch(ours, theirs)
+    assert list(batch.meta_info) == []
+
+
+@covers("reward_loop", "RewardLoopManager.compute_rm_score")
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(few, max_examples=4)
+@given(data=st.data())
+def test_the_manager_takes_the_scores_that_verls_own_takes(loops, stock, family, data):
+    scores = data.draw(st.lists(FAMILIES[family], min_size=1, max_size=3))
+    batch = loops.scored_batch([lambda score=score: {"score": score} for score in scores])
+    ours = outcome(lambda: loops.rewards.compute_rm_score(batch).batch["rm_scores"])
+    with stock():
+        theirs = outcome(lambda: loops.rewards.compute_rm_score(batch).batch["rm_scores"])
+    if family == "bytes":  # stock verl takes b"a" for 97, in a batch of one row
+        assert isinstance(ours, MissingRewardError)
+    elif isinstance(theirs, Exception):
+        assert isinstance(ours, torch.Tensor | VerlExtError), ours
+    else:
+        assert equal(ours, theirs), (ours, theirs)
+
+
+def outcome(call):
+    try:
+        return call()
+    except Exception as error:
+        return error
