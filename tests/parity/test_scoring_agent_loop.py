@@ -249,3 +249,11 @@ def test_a_scorer_that_returns_no_dict_of_rewards_leaves_each_output_its_own(ses
     monkeypatch.setattr(type(worker.reward_manager), "run_single", without)
     ours = sessions.rewards(reporting({"turn": 0}, {"turn": 1}), answer=None)
     assert ours == [(0.5, {"turn": 0}), (0.5, {"turn": 1})]
+
+
+@covers("fully_async_agent_loop", "FullyAsyncAgentLoopManager.generate_sequences_single")
+def test_where_older_clones_have_the_fully_async_manager_it_gets_the_very_same_patch():
+    from verl_ext.plugin import fully_async, fully_async_agent_loop
+
+    ((earlier,), (later,)) = fully_async_agent_loop.site._patches, fully_async.site._patches
+    assert (earlier.target, earlier.parameters, earlier.teach) == (later.target, later.parameters, later.teach)
