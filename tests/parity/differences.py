@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from elsewhere import of_a_dump, of_a_tensordict, of_samples, of_validation
 from strategies import Unsized, items_of, kind_of
 
 Values = Sequence[Any]
@@ -147,14 +148,19 @@ WIDE = frozenset(map(np.dtype, (bool, np.int64, np.uint64, np.float64, np.comple
 
 def are_narrow_of_two_kinds(values: Values) -> bool:
     """Whether NumPy makes a column of a narrow dtype, or of long doubles, which not every row brings."""
-    found = numbers(values)
-    if found is None:
-        return False
-    found = list(map(known, found))
-    dtype = np.array(found).dtype
+    if are_empty_arrays(values):
+        dtypes = {np.asarray(value).dtype if hasattr(value, "__array__") else None for value in values}
+        return np.array(values).dtype != np.float64 and len(dtypes) > 1
+    found = list(map(known, numbers(values) or ()))
     if any(isinstance(leaf, np.longdouble) and float(leaf) != leaf for leaf in found):
         return False  # no Python number holds it
+    dtype = np.array(found).dtype
     return dtype not in WIDE and {getattr(leaf, "dtype", None) for leaf in found} != {dtype}
+
+
+def are_empty_arrays(values: Values) -> bool:
+    """Whether they are lists or arrays of one shape without any elements."""
+    return not leaves(values) and of_one_shape(values) and not any(map(is_refused_tensor, values))
 
 
 def known(leaf: Any) -> Any:
@@ -169,7 +175,7 @@ def is_refused_tensor(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
     try:
-        np.array(value)
+        value.numpy()
     except (TypeError, RuntimeError):
         return True
     return False
@@ -252,7 +258,7 @@ COLUMNS = [
         are_bent_to_floats,
     ),
     OfColumns(
-        "NumPy numbers of two narrow dtypes, or a narrow one beside bools",
+        "NumPy numbers of two narrow dtypes, or a narrow one beside bools or empty lists",
         "a narrow dtype for all",
         "the dtype of the same Python numbers",
         [np.int8(1), np.int16(2)],
@@ -351,11 +357,54 @@ COLUMNS = [
     ),
     OfColumns(
         "NumPy's numbers in a column of objects, for example beside `None`",
-        "NumPy's, which dumps write as text",
+        "NumPy's, which JSON does not know",
         "Python's",
         [np.float32(0.5), None],
         numpys_number_among_objects,
     ),
 ]
 
-ELSEWHERE: list[Elsewhere] = []
+ELSEWHERE = [
+    Elsewhere(
+        "a key that only some rows have",
+        "lost, or `KeyError`, or `AssertionError`",
+        "an object column, `None` where missing",
+        of_samples({"acc": 1.0}, {"acc": 0.0, "pred": "42"}),
+    ),
+    Elsewhere(
+        "a key named like a tensor or a trainer's column, with other values",
+        "overwrites it, or fails later",
+        "`FieldCollisionError` with the key, the row and the place",
+        of_samples({"uid": "other"}),
+    ),
+    Elsewhere(
+        "a key that is no `str`, where verl makes a TensorDict",
+        "`IndexError`",
+        "`RowError` with the key; elsewhere it is carried, as on stock",
+        of_a_tensordict({7: 1.0}),
+    ),
+    Elsewhere(
+        "an explicit `None`, in validation",
+        "a mean named `mean@1`",
+        "`mean@N` of those who have a value, and `coverage@N`",
+        of_validation(acc=[None, 1.0]),
+    ),
+    Elsewhere(
+        "a line of a dump whose score is the reward function's, or the trainer's",
+        "one of the two",
+        "that one, and where they differ the other as `reward_sum` or `reward_extra/score`",
+        of_a_dump(score=[1.0]),
+    ),
+    Elsewhere(
+        "a reward key that names a field of the dump (`input`, `step`, ...)",
+        "replaces it, or is lost",
+        "both, the key's as `reward_extra/<key>`",
+        of_a_dump(input=["other"]),
+    ),
+    Elsewhere(
+        "NumPy's numbers inside a dict, in the legacy trainer's dump",
+        "text",
+        "numbers",
+        of_a_dump(detail=[{"f1": np.float32(0.5)}]),
+    ),
+]

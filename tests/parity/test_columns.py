@@ -10,34 +10,20 @@ import pytest
 from differences import COLUMNS, ELSEWHERE, Difference, OfColumns, Values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stock_columns import is_stocks, stock_column_of
 from strategies import alike, values_of_one_key
 from values import FAMILIES
 
+from verl_ext import plugin
 from verl_ext.schema import assemble_reward_extra_info
 
 README = Path(__file__).parents[2] / "README.md"
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # NumPy's, of what it makes of such values
+
 
 def column_of(values: Values) -> np.ndarray:
     return assemble_reward_extra_info([{"key": value} for value in values])["key"]
-
-
-def stock_column_of(values: Values) -> np.ndarray | None:
-    """As `AgentLoopWorker._postprocess` and `RewardLoopManager.compute_rm_score` have it; `None` where that raises."""
-    try:
-        return np.array(values)
-    except Exception:
-        return None
-
-
-def is_stocks(column: np.ndarray, stock: np.ndarray | None) -> bool:
-    """Whether a column is stock's: in its dtype, its shape and its values, and in their types."""
-    if stock is None or (column.dtype, column.shape) != (stock.dtype, stock.shape):
-        return False
-    return all(
-        one is other or (type(one) is type(other) and alike(one, other))
-        for one, other in zip(column.flat, stock.flat, strict=True)
-    )
 
 
 def assert_stocks_but_for_what_is_listed(values: Values) -> None:
@@ -71,14 +57,15 @@ def test_what_is_listed_of_columns_is_so(difference: OfColumns):
 
 @pytest.mark.parametrize("difference", ELSEWHERE, ids=lambda difference: difference.what)
 def test_what_is_listed_of_anything_else_is_so(difference):
+    plugin.activate()
     stock, ours = difference.outcomes()
     assert stock != ours
 
 
 def test_readme_shows_the_list_and_nothing_beside_it():
     section = README.read_text().split("## What changes and what does not")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
-    assert rows[0][1:] == ("stock verl", "with verl-ext")
-    assert [Difference(*row) for row in rows[1:]] == [
+    header, _, *rows = re.findall(r"^\|(.*?)\|(.*?)\|(.*?)\|$", section, re.MULTILINE)
+    assert [cell.strip() for cell in header] == ["", "stock verl", "with verl-ext"]
+    assert [Difference(*(cell.strip() for cell in row)) for row in rows] == [
         Difference(difference.what, difference.stock, difference.ours) for difference in [*ELSEWHERE, *COLUMNS]
     ]
