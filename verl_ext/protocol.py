@@ -544,9 +544,9 @@ def _reward_keys(batch: _Held) -> list[Any]:
     """Names of the reward columns: from the raw dicts where the batch still holds them, and `reward_extra_keys`."""
     columns = batch.non_tensor_batch
     dicts = _ordered_union([] if _names_rewards(batch) else _dicts(columns.get(RAW_COLUMN)))
-    heads = {name: _heads(name) for name in columns}
+    heads = {name: _heads(name) for name in columns if not isinstance(name, str) or "/" in name}
     raw = {head for head in columns.keys() & set(chain.from_iterable(heads.values())) if _dicts(columns[head])}
-    beside = [name for name in columns if not raw.isdisjoint(heads[name])]
+    beside = [name for name, before in heads.items() if not raw.isdisjoint(before)]
     named = [_flat_name(RAW_COLUMN, key) for key in dicts]
     return _ordered_union([batch.meta_info.get(REWARD_KEYS) or (), named, beside])
 
