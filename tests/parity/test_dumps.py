@@ -99,11 +99,12 @@ def has_text(value):
     return isinstance(value, str)
 
 
-def assert_as_stock(ours, legacy, v1, values):
+def assert_as_stock(ours, legacy, v1, values, dates_as_text=True):
     """Lines of ours hold what stock's legacy writer makes of the values; or, where that is text of numbers, numbers."""
     for line, their, number, value in zip(ours, legacy, v1, values, strict=True):
         for name, form in (("key", lambda found: found), ("nested", lambda found: {"a": [found]})):
             if in_json(line.get(name)) != in_json(their.get(name)):
+                assert not (dates_as_text and isinstance(value, np.datetime64 | np.timedelta64))
                 assert has_text(their[name])
                 assert not has_text(line[name])
                 if number is None:  # neither writes it as it is: a range, a deque
@@ -130,7 +131,7 @@ def test_a_value_is_written_as_stock_writes_it(site, family, data):
     ours = generations(WRITERS[site]._write_generations, infos)
     theirs = legacy if site == "trainer" else v1
     if site == "trainer" or isinstance(v1, Exception):
-        assert_as_stock(ours, legacy, one_by_one(values), values)
+        assert_as_stock(ours, legacy, one_by_one(values), values, dates_as_text=site == "trainer")
     else:
         assert in_json(ours) == in_json(v1)
     if not isinstance(theirs, Exception):

@@ -61,7 +61,7 @@ Turns = collections.namedtuple("Turns", "first second")
     [
         (np.float32(0.5), 0.5),
         (np.float16(0.5), 0.5),
-        (np.longdouble(0.5), 0.5),
+        (np.longdouble(1) / 3, 1 / 3),  # as verl's v1 dump rounds it
         (np.int64(3), 3),
         (np.uint64(2**64 - 1), 2**64 - 1),
         (np.bool_(True), True),
