@@ -7,8 +7,10 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import verl
 
 from verl_ext import doctor as diagnosis
 from verl_ext import plugin
@@ -54,10 +56,11 @@ def test_a_taught_process_is_covered_and_every_site_is_named_within_80_columns(e
     assert code == 0, out
     assert f"this process: {how}" in out
     assert f"verl {version('verl')}" in out
+    assert f"\n  verl is {Path(verl.__file__).parent}\n" in out
     lines = out.splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    for name in SITES:
-        assert sum(f" {name} " in f"{line} " for line in lines if line.startswith("  ")) == 1
+    assert all(len(line) <= 80 or line.startswith("  verl is ") for line in lines)  # a path is not broken
+    named = [line[17:].split()[0] for line in lines if line[2:16].strip() in diagnosis.COVERED]
+    assert named == list(SITES)
     assert "Every path of this verl is covered. Ray workers were not asked" in unwrapped(out)
 
 

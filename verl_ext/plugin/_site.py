@@ -109,6 +109,11 @@ class Patch:
             owner = getattr(owner, part, None)
         return owner, name
 
+    def is_absent(self, module: ModuleType) -> bool:
+        """Whether what should have the function is there, and has no such attribute, not even by inheritance."""
+        owner, name = self.owner(module)
+        return owner is not None and not hasattr(owner, name)
+
     def locate(self, module: ModuleType) -> tuple[Any, str, Any, Function]:
         """The place of this patch, and the function there that it knows."""
         owner, name = self.owner(module)
@@ -175,7 +180,7 @@ class PatchSite:
             # Patches that hang together ask the same question, which may take a run of verl's own code: once.
             questions = dict.fromkeys(patch.needed for patch in self._patches)
             answers = {needed: needed is None or needed(module) for needed in questions}
-            absent = [patch for patch in self._patches if not (patch.vital or hasattr(*patch.owner(module)))]
+            absent = [patch for patch in self._patches if not patch.vital and patch.is_absent(module)]
             wanted = [patch for patch in self._patches if answers[patch.needed] and patch not in absent]
             places = [(patch, *patch.locate(module)) for patch in wanted]
             for patch, owner, name, standing, function in places:
