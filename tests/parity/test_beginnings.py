@@ -18,9 +18,11 @@ from on_stock import on_stock
 from outcomes import outcome, raised, spelled
 from sites import covers
 
+import verl_ext
 from verl_ext import plugin
 from verl_ext.demo import rig
 from verl_ext.plugin import _run, main_ppo, main_ppo_sync, runtime_env, trainer, trainer_v1
+from verl_ext.plugin._workers import DRIVER
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -216,6 +218,7 @@ def test_the_workers_get_the_environment_that_stock_gives_them_and_the_variables
             theirs = constants_ppo.get_ppo_ray_runtime_env()
     assert {**ours, "env_vars": None} == {**theirs, "env_vars": None}
     assert ours["env_vars"].items() >= theirs["env_vars"].items()
-    assert ours["env_vars"].keys() - theirs["env_vars"].keys() <= {
+    assert ours["env_vars"][DRIVER] == verl_ext.__version__
+    assert ours["env_vars"].keys() - theirs["env_vars"].keys() - {DRIVER} <= {
         name for name in (*FORWARDED, *os.environ) if name in FORWARDED or name.startswith("VERL_EXT_")
     }
