@@ -7,8 +7,10 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+import verl
 
 from verl_ext import doctor as diagnosis
 from verl_ext import plugin
@@ -54,10 +56,11 @@ def test_a_taught_process_is_covered_and_every_site_is_named_within_80_columns(e
     assert code == 0, out
     assert f"this process: {how}" in out
     assert f"verl {version('verl')}" in out
+    assert f"\n  verl is {Path(verl.__file__).parent}\n" in out
     lines = out.splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    for name in SITES:
-        assert sum(f" {name} " in f"{line} " for line in lines if line.startswith("  ")) == 1
+    assert all(len(line) <= 80 or line.startswith("  verl is ") for line in lines)  # a path is not broken
+    named = [line[17:].split()[0] for line in lines if line[2:16].strip() in diagnosis.COVERED]
+    assert named == list(SITES)
     assert "Every path of this verl is covered. Ray workers were not asked" in unwrapped(out)
 
 
@@ -167,7 +170,7 @@ def test_an_unknown_site_is_not_covered_and_names_the_switch(unknown_metrics):
 
 def process(where, **versions):
     site = diagnosis.Site("protocol", SITES["protocol"], "active", "")
-    return diagnosis.Process(where, "loaded", "", {"verl-ext": "1", "verl": "0.9.1", **versions}, (site,))
+    return diagnosis.Process(where, "loaded", "", "verl", {"verl-ext": "1", "verl": "0.9.1", **versions}, (site,))
 
 
 def test_processes_that_agree_are_told_once_and_different_versions_are_a_fault():
@@ -182,7 +185,7 @@ def test_processes_that_agree_are_told_once_and_different_versions_are_a_fault()
 
 def test_nothing_that_a_report_quotes_breaks_its_lines():
     site = diagnosis.Site("protocol", SITES["protocol"], "unknown", "a" * 200 + " b" * 60, "c d " * 60)
-    told = diagnosis.told(diagnosis.Diagnosis((diagnosis.Process("here", "loaded", "", {}, (site,)),)))
+    told = diagnosis.told(diagnosis.Diagnosis((diagnosis.Process("here", "loaded", sites=(site,)),)))
     assert all(len(line) <= 80 or "a" * 200 in line for line in told.splitlines())
 
 
@@ -265,7 +268,16 @@ def test_what_is_no_address_is_said_with_how_to_write_one(ray, address):
     assert ray.asked == []
 
 
-NOBODY = ["127.0.0.1:1", "[::1]:1", "ray://127.0.0.1:1", "a..b:6379", "é..é:1", f"{'x' * 300}:1", "\ud800:1", "\0:1"]
+NOBODY = [
+    "127.0.0.1:1",
+    "[::1]:1",
+    "ray://127.0.0.1:1",
+    "a..b:6379",
+    "é..é:1",
+    f"{'x' * 70}.test:1",
+    "ß\ud800:1",
+    "\0:1",
+]
 
 
 @pytest.mark.parametrize("address", NOBODY, ids=lambda address: ascii(address)[:20])

@@ -47,11 +47,12 @@ class Site:
 
 @dataclass(frozen=True)
 class Process:
-    """What one process has: where it runs, how it loaded the plugin, the versions, and every patch site."""
+    """What one process has: where it runs, how it loaded the plugin, which verl it is, versions, and every site."""
 
     where: str
     loaded: str
     remedy: str = ""
+    verl: str = ""  # the directory that it was imported from: a clone may lie before the installed one
     versions: dict[str, str | None] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
 
@@ -95,15 +96,16 @@ def examine(where: str = "this process") -> Process:
     with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # what others print is no part of a report
         warnings.simplefilter("ignore")
         try:
-            import verl  # noqa: F401 - it loads the plugin, or does not
+            import verl  # it loads the plugin, or does not
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == "verl"
             remedy = "install verl, 0.7.1 or newer" if missing else "mend that first: `import verl` in a Python shell"
-            return Process(where, f"verl cannot be imported: {_said(error)}", remedy, _versions())
+            return Process(where, f"verl cannot be imported: {_said(error)}", remedy, versions=_versions())
         errors = {name: _import_error(module) for name, module in SITES.items()}
     loaded, remedy = _how_loaded()
     sites = tuple(_site(report, errors[report.name], {} if remedy else _REMEDIES) for report in status())
-    return Process(where, loaded, remedy, _versions(), sites)
+    versions = _versions() | {"verl": str(getattr(verl, "__version__", "of no version"))}
+    return Process(where, loaded, remedy, ", ".join(getattr(verl, "__path__", ())), versions, sites)
 
 
 def examine_nodes(address: str | None) -> Iterator[Process]:
@@ -184,6 +186,7 @@ def _process_told(places: list[str], process: Process) -> str:
     if process.remedy:
         lines += _wrapped("  -> ", process.remedy)
     lines += _wrapped("  ", ", ".join(f"{name} {found}" for name, found in process.versions.items() if found))
+    lines += [f"  verl is {process.verl}"] if process.verl else []
     for site in process.sites:
         mark = " " if site.state in COVERED else "!"
         detail = site.detail
@@ -210,6 +213,7 @@ class NoClusterError(VerlExtError, ConnectionError):
     """Nothing answers at the address of a Ray cluster."""
 
 
+_FOUND_BY_RAY = ("auto", "local")
 _ADDRESS = re.compile(r"(?P<client>ray://)?(?:\[(?P<v6>[^\[\]\s]+)\]|(?P<name>[^\[\]\s:/]+))(?::(?P<port>[0-9]{1,5}))?")
 _CLIENT_PORT, _HIGHEST_PORT = 10001, 65535  # the first is Ray's own default for ray://
 _ATTEMPTS = "RAY_gcs_server_port_wait_time_s"
@@ -222,8 +226,7 @@ def _connect(ray: Any, address: str | None, environment: Mapping[str, Any]) -> N
     else:
         failure = f"no Ray cluster answers at {shown(target)}"
         os.environ.setdefault(_ATTEMPTS, "1")  # where another server listens, Ray tries 20 times, for 40 s each
-        if target != "auto":
-            _refuse_unreachable(str(target))
+        _refuse_unreachable(str(target))
     try:
         ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
@@ -231,7 +234,13 @@ def _connect(ray: Any, address: str | None, environment: Mapping[str, Any]) -> N
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Ray itself goes on trying for many minutes."""
+    """Raise for an address where nothing listens: Ray itself goes on trying for many minutes.
+
+    Raises:
+        NoClusterError: nothing listens there, or it is no address.
+    """
+    if address in _FOUND_BY_RAY:
+        return
     found = _ADDRESS.fullmatch(address)
     port = found and int(found["port"] or (_CLIENT_PORT if found["client"] else 0))
     if not found or not port or port > _HIGHEST_PORT:

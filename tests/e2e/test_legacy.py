@@ -438,14 +438,15 @@ def test_a_missing_key_replaces_none_of_the_fields_that_the_dump_writes_itself(t
     assert run.error is None
     for step, lines in (*run.rollouts.items(), *run.validations.items()):
         entries = parsed(lines)
-        mine = [entry for entry in entries if entry["input"] == "mine"]
+        mine = [entry for entry in entries if entry["reward_extra/input"] is not None]
         assert len(mine) == len(entries) / 2
-        assert {(entry["output"], entry["gts"], entry["step"]) for entry in mine} == {("mine", "mine", 7)}
+        assert {
+            tuple(entry[f"reward_extra/{key}"] for key in ("input", "output", "gts", "step")) for entry in mine
+        } == {("mine", "mine", "mine", 7)}
         for entry in entries:
-            if entry not in mine:
-                assert "question" in entry["input"]
-                assert entry["score"] == float(entry["output"])
-                assert (entry["gts"], entry["step"]) == ("", step)
+            assert "question" in entry["input"]
+            assert entry["score"] == float(entry["output"])
+            assert (entry["gts"], entry["step"]) == ("", step)
 
 
 def test_numbers_and_booleans_are_dumped_as_such_at_any_depth_where_stock_verl_writes_text_or_nothing(train, stock):

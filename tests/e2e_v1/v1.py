@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,6 +97,18 @@ class Workers:
                 raise RuntimeError(f"a worker {'with' if self.plugin else 'without'} the plugin has taught {found}")
         return self
 
+    def errors(self):
+        """What the agent loop workers have logged as errors since this was asked last.
+
+        verl trains without a sample whose session has failed, and says so in the worker's log alone.
+        """
+
+        def taken(worker):
+            errors, worker.errors[:] = [*worker.errors], []
+            return errors
+
+        return [error for kept in ray.get([w.__ray_call__.remote(taken) for w in self.loops]) for error in kept]
+
     @staticmethod
     def renewed(workers, *args):
         """The same processes, in which the worker's constructor has run again with these arguments."""
@@ -117,10 +130,21 @@ class Workers:
         return workers
 
     def renew_like(self, manager):
-        """Make the agent loop workers those of `manager`."""
+        """Make the agent loop workers those of `manager`, which keep what they log as errors."""
         self.renewed(
             self.loops, manager.config, manager.llm_client, manager.teacher_client, manager.reward_loop_worker_handles
         )
+
+        def keep_errors(worker):
+            class Kept(logging.Handler):
+                def emit(self, record):
+                    worker.errors.append(self.format(record))
+
+            if not hasattr(worker, "errors"):
+                worker.errors = []
+                logging.getLogger().addHandler(Kept(logging.ERROR))
+
+        ray.get([worker.__ray_call__.remote(keep_errors) for worker in self.loops])
 
     def close(self):
         for worker in [*self.loops, *self.rewards]:
@@ -203,13 +227,13 @@ class Run:
 
     def validate(self):
         """verl's `_validate`: its metrics. The dump is in `validation_dump()`."""
-        with self.workers.on(), self._dumps_written():
+        with self._running(), self._dumps_written():
             return self.trainer._validate()
 
     def step(self):
         """One turn of verl's training loop: `step`, metrics and rollout dump; the metrics."""
         trainer, metrics, timing = self.trainer, {}, {}
-        with self.workers.on(), self._dumps_written():
+        with self._running(), self._dumps_written():
             trainer.global_steps += 1
             with marked_timer("step", timing):
                 batch = form.step(trainer, metrics, timing)
@@ -224,7 +248,7 @@ class Run:
         `score` lets a colocated reward model score it.
         """
         trainer = self.trainer
-        with self.workers.on():
+        with self._running():
             batch = form.rollout(trainer)
             if score:
                 batch = trainer._compute_reward_colocate(batch, metrics={})
@@ -235,7 +259,7 @@ class Run:
     def fit(self):
         """verl's `fit`; what it logged, step by step."""
         log = self.workdir / "log.jsonl"
-        with self.workers.on(), self._dumps_written(), mock.patch.dict("os.environ", VERL_FILE_LOGGER_PATH=str(log)):
+        with self._running(), self._dumps_written(), mock.patch.dict("os.environ", VERL_FILE_LOGGER_PATH=str(log)):
             try:
                 form.fit(self.trainer)
             finally:
@@ -271,6 +295,15 @@ class Run:
 
     def _lines(self, kind, step):
         return [json.loads(line) for line in (self.workdir / kind / f"{step}.jsonl").read_text().splitlines()]
+
+    @contextmanager
+    def _running(self):
+        """The block runs as the workers do. A test that fails shows what has gone wrong in them: pytest prints it."""
+        with self.workers.on():
+            try:
+                yield
+            finally:
+                print(*self.workers.errors(), sep="\n")
 
     @contextmanager
     def _dumps_written(self):

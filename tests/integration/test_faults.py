@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from actors import release
 from ray.exceptions import RayActorError, RayTaskError
 from this_verl import PADS_FOR_REWARD_WORKERS
 
@@ -47,8 +48,8 @@ class Paths:
         self.loops = rig.agent_loop_manager(self.config, self.client, self.rewards.reward_loop_workers)
 
     def release(self):
-        rig.release(self.loops)
-        rig.release(self.rewards)
+        release(self.loops)
+        release(self.rewards)
 
     def told(self, **by_row):
         """The rows, some of which say what goes wrong with them."""

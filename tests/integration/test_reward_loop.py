@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from actors import release
 from this_verl import PADS_FOR_REWARD_WORKERS
 
 from verl_ext import FieldCollisionError, MissingRewardError, PluginMissingError, SparseDataProto
@@ -66,7 +67,7 @@ def manage(model_dir):
 
     yield start
     for manager in managers:
-        rig.release(manager)
+        release(manager)
 
 
 def emitted(manager, rows, config):

@@ -163,7 +163,6 @@ def test_uniform_rewards_reach_the_trainer_bit_for_bit_as_on_stock_verl(step, lo
 WHERE = {
     "responses": "a tensor of the batch that was scored",
     "rm_scores": "a tensor of this batch",
-    "reward_extra_info": "the raw column itself",
 }
 """Where a name is taken for the reward loop already; the others are refused by `union`."""
 

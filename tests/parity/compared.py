@@ -1,4 +1,7 @@
-"""What verl's own function and ours make of the same values, compared: batches, columns and errors."""
+"""Batches that verl's own managers and ours make of the same rows, compared.
+
+What went through processes has been pickled: equal values need not be the same objects, nor know that they are equal.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from differences import COLUMNS
 from hypothesis import strategies as st
 from ray import cloudpickle
+from stock_columns import stock_column_of
+from strategies import alike
 from values import FAMILIES
-
-from verl_ext.schema import same_value
-
-BENT = frozenset(
-    ("text ending in NUL", "text and numbers", "a number and text in a list", "masked arrays", "enums of text")
-)
-"""Families of which stock verl does not keep every value: it makes text of numbers, drops a NUL, fills in a mask."""
 
 Columns = dict[str, list[Any]]
 
@@ -29,16 +28,8 @@ def columns_of_all_families(rows: int) -> st.SearchStrategy[Columns]:
 
 
 def carried_by_stock(columns: Columns) -> Columns:
-    """Those of which stock verl makes a column, without bending a value."""
-    return {name: values for name, values in columns.items() if name not in BENT and _makes_an_array(values)}
-
-
-def _makes_an_array(values: Sequence[Any]) -> bool:
-    try:
-        np.array(values)
-    except Exception:  # ragged lists, tensors of a dtype that NumPy lacks, ...: stock verl has its own error then
-        return False
-    return True
+    """Those of which stock verl makes a column."""
+    return {name: values for name, values in columns.items() if stock_column_of(values) is not None}
 
 
 def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -50,32 +41,32 @@ def equal(one: Any, other: Any) -> bool:
     """Whether two values are equal, also of a class that knows no equality; dicts in their order."""
     if isinstance(one, dict) and isinstance(other, dict):
         return list(one) == list(other) and all(map(equal, one.values(), other.values()))
-    return same_value(one, other) or cloudpickle.dumps(one) == cloudpickle.dumps(other)
+    return alike(one, other) or cloudpickle.dumps(one) == cloudpickle.dumps(other)
 
 
-def assert_same_batch(ours: Any, theirs: Any) -> None:
-    """The two batches hold the same tensors, columns, order of columns and `meta_info`."""
+def assert_same_batch(ours: Any, theirs: Any, emitted: Mapping[str, Sequence[Any]]) -> None:
+    """The two batches hold the same tensors, columns, order of columns and `meta_info`.
+
+    `emitted` are the values that a scorer has returned, by key.
+    """
     assert list(ours.batch.keys()) == list(theirs.batch.keys())
     for name, tensor in theirs.batch.items():
         assert ours.batch[name].dtype == tensor.dtype, name
         assert torch.equal(ours.batch[name], tensor), name
-    assert_same_columns(ours.non_tensor_batch, theirs.non_tensor_batch)
     assert ours.meta_info == theirs.meta_info
+    assert_same_columns(ours.non_tensor_batch, theirs.non_tensor_batch, emitted)
 
 
-def assert_same_columns(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """The same columns in the same order, row by row equal."""
+def assert_same_columns(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], emitted: Mapping[str, Sequence[Any]]
+) -> None:
+    """The same columns in the same order; where one differs from stock's on purpose, it holds what was emitted."""
     assert list(ours) == list(theirs)
-    for name, column in theirs.items():
-        assert type(ours[name]) is type(column), name
-        assert [row for row, value in enumerate(column) if not same(ours[name][row], value)] == [], name
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two rows of a column hold the same; which array-likes become one array, the dtype rules say."""
-    return equal(one, other) or equal(_listed(one), _listed(other))
-
-
-def _listed(value: Any) -> Any:
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return [_listed(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    for name, stock in theirs.items():
+        column = ours[name]
+        assert type(column) is np.ndarray, name
+        if name in emitted and any(difference.applies(emitted[name]) for difference in COLUMNS):
+            assert all(map(equal, column, emitted[name])), name
+        else:
+            assert (column.dtype, column.shape) == (stock.dtype, stock.shape), name
+            assert all(map(equal, column.flat, stock.flat)), name

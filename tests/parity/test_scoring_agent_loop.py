@@ -8,10 +8,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from actors import PATIENCE, Loops, in_this_process
 from compared import assert_same_batch, carried_by_stock, columns_of_all_families, equal, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from in_process_actors import PATIENCE, Loops, in_this_process
 from sites import covers
 
 from verl_ext.demo import rig
@@ -33,7 +33,7 @@ def answered(columns):
     return [lambda row=row: {"score": 0.5, **copy.copy(row)} for row in rows_of(columns)]
 
 
-def assert_same_output(ours: Any, theirs: Any) -> None:
+def assert_same_output(ours: Any, theirs: Any, emitted: Any) -> None:
     """verl writes its extra fields, the dicts among them, in the order of a set; and how long it all took."""
     for output in (ours, theirs):
         names = list(output.non_tensor_batch)
@@ -41,40 +41,43 @@ def assert_same_output(ours: Any, theirs: Any) -> None:
         output.non_tensor_batch.update({name: output.non_tensor_batch.pop(name) for name in extra})
         for timing in ("timing", "metrics"):
             output.meta_info[timing] = bool(output.meta_info.pop(timing, None))
-    assert_same_batch(ours, theirs)
+    assert_same_batch(ours, theirs, emitted)
 
 
 @covers("agent_loop", "AgentLoopWorker.generate_sequences")
 @few
 @given(PAIRS)
 def test_a_worker_answers_a_manager_that_is_not_ours_as_verls_own_does(loops, stock, columns):
-    batch = loops.prompt_batch(answered(carried_by_stock(columns)))
+    carried = carried_by_stock(columns)
+    batch = loops.prompt_batch(answered(carried))
     ours = loops.loop.generate_sequences.remote(batch).future().result(PATIENCE)
     with stock():
         theirs = loops.loop.generate_sequences.remote(batch).future().result(PATIENCE)
-    assert_same_output(ours, theirs)
+    assert_same_output(ours, theirs, carried)
 
 
 @covers("agent_loop", "AgentLoopManager.generate_sequences")
 @few
 @given(PAIRS)
 def test_the_manager_makes_of_uniform_rows_what_verls_own_makes(loops, stock, columns):
-    batch = loops.prompt_batch(answered(carried_by_stock(columns)))
+    carried = carried_by_stock(columns)
+    batch = loops.prompt_batch(answered(carried))
     ours = loops.rollouts.generate_sequences(copy.deepcopy(batch))
     with stock():
         theirs = loops.rollouts.generate_sequences(copy.deepcopy(batch))
-    assert_same_output(ours, theirs)
+    assert_same_output(ours, theirs, carried)
 
 
 @covers("fully_async", "FullyAsyncAgentLoopManager.generate_sequences_single")
 @few
 @given(PAIRS)
 def test_the_fully_async_manager_makes_of_one_sample_what_verls_own_makes(loops, stock, columns):
-    batch = loops.prompt_batch(answered(carried_by_stock(columns)))
+    carried = carried_by_stock(columns)
+    batch = loops.prompt_batch(answered(carried))
     ours = asyncio.run(loops.single_rollouts.generate_sequences_single(copy.deepcopy(batch)))
     with stock():
         theirs = asyncio.run(loops.single_rollouts.generate_sequences_single(copy.deepcopy(batch)))
-    assert_same_output(ours, theirs)
+    assert_same_output(ours, theirs, carried)
 
 
 # --- sessions ----------------------------------------------------------------------------------------------------
@@ -246,3 +249,11 @@ def test_a_scorer_that_returns_no_dict_of_rewards_leaves_each_output_its_own(ses
     monkeypatch.setattr(type(worker.reward_manager), "run_single", without)
     ours = sessions.rewards(reporting({"turn": 0}, {"turn": 1}), answer=None)
     assert ours == [(0.5, {"turn": 0}), (0.5, {"turn": 1})]
+
+
+@covers("fully_async_agent_loop", "FullyAsyncAgentLoopManager.generate_sequences_single")
+def test_where_older_clones_have_the_fully_async_manager_it_gets_the_very_same_patch():
+    from verl_ext.plugin import fully_async, fully_async_agent_loop
+
+    ((earlier,), (later,)) = fully_async_agent_loop.site._patches, fully_async.site._patches
+    assert (earlier.target, earlier.parameters, earlier.teach) == (later.target, later.parameters, later.teach)

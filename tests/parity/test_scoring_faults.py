@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from actors import Loops, in_this_process
+from in_process_actors import Loops, in_this_process
 from sites import covers
 
 from verl_ext import MissingRewardError, NotSendableError

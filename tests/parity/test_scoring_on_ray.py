@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import ray
 import values
-from actors import row
 from compared import assert_same_columns, carried_by_stock, columns_of_all_families, rows_of
 from hypothesis import HealthCheck, given, settings
+from in_process_actors import row
 
 from verl_ext.demo import rig
 
@@ -57,9 +57,10 @@ def managers(tmp_path_factory):
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(columns_of_all_families(2))
 def test_uniform_rows_come_back_from_both_managers_as_on_stock_verl(managers, stock, columns):
-    emitted = [{"score": 0.5, **values} for values in rows_of(carried_by_stock(columns))]
+    carried = carried_by_stock(columns)
+    emitted = [{"score": 0.5, **row} for row in rows_of(carried)]
     ours = managers.columns(emitted)
     with stock():
         theirs = managers.columns(emitted)
     for path, their_columns in theirs.items():
-        assert_same_columns(ours[path], their_columns)
+        assert_same_columns(ours[path], their_columns, carried)

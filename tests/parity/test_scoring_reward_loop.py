@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from actors import PATIENCE, Loops, in_this_process
-from compared import assert_same_batch, carried_by_stock, columns_of_all_families, equal, rows_of, same
+from compared import assert_same_batch, carried_by_stock, columns_of_all_families, equal, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from in_process_actors import PATIENCE, Loops, in_this_process
 from sites import covers
 from values import FAMILIES
 
@@ -80,12 +80,13 @@ def assert_same_answers(ours: list[Any], theirs: list[Any]) -> None:
 @few
 @given(st.integers(1, 4).flatmap(columns_of_all_families))
 def test_the_manager_makes_of_uniform_rows_what_verls_own_makes(loops, stock, columns):
-    batch = loops.scored_batch(answered(rows_of(carried_by_stock(columns))))
+    carried = carried_by_stock(columns)
+    batch = loops.scored_batch(answered(rows_of(carried)))
     ours = loops.rewards.compute_rm_score(batch)
     with stock():
         theirs = loops.rewards.compute_rm_score(batch)
-    assert_same_batch(ours, theirs)
-    assert list(batch.meta_info) == []
+    assert_same_batch(ours, theirs, carried)
+    assert batch.meta_info == {}
 
 
 @few
@@ -95,7 +96,7 @@ def test_what_verls_own_cannot_carry_arrives(loops, columns):
     scored = loops.rewards.compute_rm_score(loops.scored_batch(answered(rows)))
     assert scored.meta_info == {"reward_extra_keys": list(rows[0])}
     for key, column in scored.non_tensor_batch.items():
-        assert [number for number, row in enumerate(rows) if not same(column[number], row[key])] == [], key
+        assert [number for number, row in enumerate(rows) if not equal(column[number], row[key])] == [], key
 
 
 @covers("reward_loop", "RewardLoopManager.compute_rm_score")

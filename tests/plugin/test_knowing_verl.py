@@ -148,9 +148,14 @@ def test_validation_metrics_that_average_what_is_there_are_left_to_verl(doctored
 @pytest.mark.skipif(
     not hasattr(import_module(SITES["trainer"]).RayPPOTrainer, "_write_generations"), reason="not in verl 0.7"
 )
-def test_a_dump_that_keeps_its_own_score_is_left_to_verl(doctored):
+def test_a_dump_that_keeps_both_scores_and_writes_whatever_there_is_is_left_to_verl(doctored):
     mend = mended(
         ("base_data[k] = v", "base_data[k] = [o if x is None else x for x, o in zip(v, base_data.get(k, v))]"),
+        ('"score": scores', '"score": scores, "earned": scores'),
+        (
+            "{k: v[i] for k, v in base_data.items()}",
+            "{k: str(v[i]) if k == 'thing' else v[i] for k, v in base_data.items()}",
+        ),
         ("default=str", "default=lambda value: getattr(value, 'item', value.__str__)()"),
     )
     report = doctored("trainer", RayPPOTrainer___write_generations=mend)

@@ -145,6 +145,7 @@ def _samples(value: Any, complete: bool = False) -> Iterator[Any]:
     elif isinstance(value, dict) and RAW_COLUMN in value:
         yield value[RAW_COLUMN]
     elif isinstance(columns := getattr(value, "non_tensor_batch", None), dict):
-        yield from columns.get(RAW_COLUMN, ())
+        if RAW_COLUMN not in (value.meta_info.get("reward_extra_keys") or ()):  # else a reward key has that name
+            yield from columns.get(RAW_COLUMN, ())
     elif isinstance(fields := getattr(value, "extra_fields", None), dict) and (complete or RAW_COLUMN in fields):
         yield fields.get(RAW_COLUMN)
