@@ -231,10 +231,43 @@ def test_ray_is_asked_to_connect_where_something_listens_by_ipv4_and_by_ipv6(ray
     assert ray.asked == [f"{scheme}{listening}"]
 
 
-@pytest.mark.parametrize("address", [None, "auto", "local"])
-def test_ray_itself_looks_for_a_cluster_or_starts_one(ray, address):
-    diagnosis._connect(ray, address, {})
-    assert ray.asked == [address]
+@pytest.fixture
+def remembered(monkeypatch):
+    """What Ray finds, by its own function, where it is told no address."""
+    from ray._private import services
+
+    def remember(found):
+        def canonicalize_bootstrap_address(address):
+            if found is None and address == "auto":
+                raise ConnectionError("Could not find any running Ray instance")
+            return found
+
+        monkeypatch.setattr(services, "canonicalize_bootstrap_address", canonicalize_bootstrap_address)
+
+    return remember
+
+
+def test_ray_starts_a_cluster_where_none_runs(ray, remembered):
+    remembered(None)
+    for address in (None, "local"):
+        diagnosis._connect(ray, address, {})
+    assert ray.asked == [None, "local"]
+    with pytest.raises(diagnosis.NoClusterError, match="ConnectionError: Could not find any running"):
+        diagnosis._connect(ray, "auto", {})
+
+
+def test_ray_connects_to_the_cluster_that_runs_here_and_one_that_is_gone_is_said(ray, remembered, listening):
+    remembered(listening)
+    for address in (None, "auto"):
+        diagnosis._connect(ray, address, {})
+    assert ray.asked == [None, "auto"]
+    remembered("127.0.0.1:1")
+    for address in (None, "auto"):
+        with pytest.raises(
+            diagnosis.NoClusterError, match=r"answers at '127\.0\.0\.1:1': .* `ray stop` makes Ray forget"
+        ):
+            diagnosis._connect(ray, address, {})
+    assert ray.asked == [None, "auto"]
 
 
 @pytest.mark.parametrize(("address", "variable"), [(None, "a..b:1"), ("auto", "a..b:1"), (None, "127.0.0.1:1")])
@@ -295,4 +328,4 @@ def test_what_ray_says_of_a_cluster_that_it_cannot_join_is_said_in_one_line(list
     expected = f"no Ray cluster answers at '{listening}': ConnectionError: Failed to connect to Ray cluster"
     assert str(said.value) == expected
     with pytest.raises(diagnosis.NoClusterError, match="Ray does not start: ConnectionError: Failed"):
-        diagnosis._connect(ray, None, {})
+        diagnosis._connect(ray, "local", {})

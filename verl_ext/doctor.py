@@ -220,17 +220,31 @@ _ATTEMPTS = "RAY_gcs_server_port_wait_time_s"
 
 
 def _connect(ray: Any, address: str | None, environment: Mapping[str, Any]) -> None:
-    target = os.environ.get("RAY_ADDRESS") or address if address in (None, "auto") else address
-    if target in (None, "local"):
-        failure = "Ray does not start"
-    else:
-        failure = f"no Ray cluster answers at {shown(target)}"
-        os.environ.setdefault(_ATTEMPTS, "1")  # where another server listens, Ray tries 20 times, for 40 s each
-        _refuse_unreachable(str(target))
+    failure = "Ray does not start"
     try:
+        target = _target(address)
+        if target is not None:
+            failure = f"no Ray cluster answers at {shown(target)}"
+            os.environ.setdefault(_ATTEMPTS, "1")  # where another server listens, Ray tries 20 times, for 40 s each
+            _refuse_unreachable(target)
         ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+    except NoClusterError:
+        raise
     except Exception as error:
         raise NoClusterError(f"{failure}: {_said(error)}") from error
+
+
+def _target(address: str | None) -> str | None:
+    """The address of the cluster that Ray will connect to; `None` where it starts one."""
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or address
+    if address in (None, "auto"):
+        try:
+            from ray._private.services import canonicalize_bootstrap_address
+        except ImportError:  # another Ray, which has it elsewhere: it has to find out by itself
+            return None
+        address = canonicalize_bootstrap_address(address)  # of the last cluster here, which may be gone
+    return None if address == "local" else address
 
 
 def _refuse_unreachable(address: str) -> None:
@@ -251,7 +265,10 @@ def _refuse_unreachable(address: str) -> None:
     try:
         socket.create_connection((found["v6"] or found["name"], port), timeout=10).close()
     except (OSError, ValueError) as error:  # a name that no encoding of names has is a ValueError
-        raise NoClusterError(f"no Ray cluster answers at {shown(address)}: {_said(error)}") from error
+        raise NoClusterError(
+            f"no Ray cluster answers at {shown(address)}: {_said(error)}. `ray stop` makes Ray forget a cluster that "
+            "ran here; --address local starts one"
+        ) from error
 
 
 def _said(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from compared import assert_same_batch, carried_by_stock, columns_of_all_familie
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from in_process_actors import PATIENCE, Loops, in_this_process
+from on_stock import on_stock
 from sites import covers
 
 from verl_ext.demo import rig
@@ -47,11 +48,11 @@ def assert_same_output(ours: Any, theirs: Any, emitted: Any) -> None:
 @covers("agent_loop", "AgentLoopWorker.generate_sequences")
 @few
 @given(PAIRS)
-def test_a_worker_answers_a_manager_that_is_not_ours_as_verls_own_does(loops, stock, columns):
+def test_a_worker_answers_a_manager_that_is_not_ours_as_verls_own_does(loops, columns):
     carried = carried_by_stock(columns)
     batch = loops.prompt_batch(answered(carried))
     ours = loops.loop.generate_sequences.remote(batch).future().result(PATIENCE)
-    with stock():
+    with on_stock():
         theirs = loops.loop.generate_sequences.remote(batch).future().result(PATIENCE)
     assert_same_output(ours, theirs, carried)
 
@@ -59,11 +60,11 @@ def test_a_worker_answers_a_manager_that_is_not_ours_as_verls_own_does(loops, st
 @covers("agent_loop", "AgentLoopManager.generate_sequences")
 @few
 @given(PAIRS)
-def test_the_manager_makes_of_uniform_rows_what_verls_own_makes(loops, stock, columns):
+def test_the_manager_makes_of_uniform_rows_what_verls_own_makes(loops, columns):
     carried = carried_by_stock(columns)
     batch = loops.prompt_batch(answered(carried))
     ours = loops.rollouts.generate_sequences(copy.deepcopy(batch))
-    with stock():
+    with on_stock():
         theirs = loops.rollouts.generate_sequences(copy.deepcopy(batch))
     assert_same_output(ours, theirs, carried)
 
@@ -71,11 +72,11 @@ def test_the_manager_makes_of_uniform_rows_what_verls_own_makes(loops, stock, co
 @covers("fully_async", "FullyAsyncAgentLoopManager.generate_sequences_single")
 @few
 @given(PAIRS)
-def test_the_fully_async_manager_makes_of_one_sample_what_verls_own_makes(loops, stock, columns):
+def test_the_fully_async_manager_makes_of_one_sample_what_verls_own_makes(loops, columns):
     carried = carried_by_stock(columns)
     batch = loops.prompt_batch(answered(carried))
     ours = asyncio.run(loops.single_rollouts.generate_sequences_single(copy.deepcopy(batch)))
-    with stock():
+    with on_stock():
         theirs = asyncio.run(loops.single_rollouts.generate_sequences_single(copy.deepcopy(batch)))
     assert_same_output(ours, theirs, carried)
 
@@ -108,14 +109,14 @@ def told(outputs):
 @covers("agent_loop", "AgentLoopWorker._compute_score")
 @few
 @given(columns_of_all_families(1), st.integers(1, 3), st.booleans())
-def test_a_session_is_scored_as_by_verls_own_worker(loops, stock, columns, count, scores_itself):
+def test_a_session_is_scored_as_by_verls_own_worker(loops, columns, count, scores_itself):
     (row,) = rows_of(columns)
     outputs = [output_of(extra_fields={"turn": number}) for number in range(count)]
     if scores_itself:
         outputs[-1].reward_score = 0.25
         outputs[-1].extra_fields["reward_extra_info"] = row
     ours = told(scored(loops, outputs, lambda: {"score": 0.5, **row}))
-    with stock():
+    with on_stock():
         theirs = told(scored(loops, outputs, lambda: {"score": 0.5, **row}))
     assert [score for score, _ in ours] == [score for score, _ in theirs]
     for (_, fields), (_, their_fields) in zip(ours, theirs, strict=True):
@@ -194,9 +195,9 @@ def reporting(*infos, score=None):
 SCORED = {"score": 0.5, "acc": 1.0}
 
 
-def test_each_output_of_a_session_keeps_what_the_loop_reported_beside_its_own_score(sessions, stock):
+def test_each_output_of_a_session_keeps_what_the_loop_reported_beside_its_own_score(sessions):
     infos = [{"turn": 0, "tool": "search"}, {"turn": 1}, {"turn": 2, "acc": 1.0}]
-    with stock():
+    with on_stock():
         theirs = sessions.rewards(reporting(*infos, score=0.75), answer=None)
     assert theirs == [(0.75, infos[-1])] * 3
     ours = sessions.rewards(reporting(*infos, score=0.75), answer=None)
@@ -207,9 +208,9 @@ def test_each_output_of_a_session_keeps_what_the_loop_reported_beside_its_own_sc
     ]
 
 
-def test_each_output_of_a_session_keeps_what_the_loop_reported_where_a_scorer_scores(sessions, stock):
+def test_each_output_of_a_session_keeps_what_the_loop_reported_where_a_scorer_scores(sessions):
     infos = [{"turn": 0, "acc": 0.25}, None, {"turn": 2, "acc": 0.75}]
-    with stock():
+    with on_stock():
         theirs = sessions.rewards(reporting(*infos), lambda: dict(SCORED))
     assert theirs == [(0.5, SCORED)] * 3
     ours = sessions.rewards(reporting(*infos), lambda: dict(SCORED))
@@ -221,15 +222,15 @@ def test_each_output_of_a_session_keeps_what_the_loop_reported_where_a_scorer_sc
 
 
 @pytest.mark.parametrize("infos", [[{"turn": 0}], [None], [None, None, None], [{}, None]])
-def test_a_session_whose_loop_reports_nothing_before_its_last_output_is_as_on_stock_verl(sessions, stock, infos):
+def test_a_session_whose_loop_reports_nothing_before_its_last_output_is_as_on_stock_verl(sessions, infos):
     ours = sessions.rewards(reporting(*infos), lambda: dict(SCORED))
-    with stock():
+    with on_stock():
         assert ours == sessions.rewards(reporting(*infos), lambda: dict(SCORED))
 
 
-def test_what_a_loop_reports_that_is_no_dict_gives_way_as_on_stock_verl(sessions, stock):
+def test_what_a_loop_reports_that_is_no_dict_gives_way_as_on_stock_verl(sessions):
     ours = sessions.rewards(reporting(["junk"], "junk", 7), lambda: dict(SCORED))
-    with stock():
+    with on_stock():
         assert ours == sessions.rewards(reporting(["junk"], "junk", 7), lambda: dict(SCORED))
 
 

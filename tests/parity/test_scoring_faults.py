@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from in_process_actors import Loops, in_this_process
+from on_stock import on_stock
 from sites import covers
 
 from verl_ext import MissingRewardError, NotSendableError
@@ -171,9 +172,9 @@ def innermost(error):
 @covers("reward", "get_custom_reward_fn")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("kind", ORDINARY)
-def test_an_ordinary_exception_is_what_it_is_on_stock_verl(loops, stock, path, kind):
+def test_an_ordinary_exception_is_what_it_is_on_stock_verl(loops, path, kind):
     ours = raised(loops, path, ORDINARY[kind])
-    with stock():
+    with on_stock():
         theirs = raised(loops, path, ORDINARY[kind])
     assert type(ours).__name__ == type(theirs).__name__
     assert type(innermost(ours)) is type(innermost(theirs))
