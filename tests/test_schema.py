@@ -377,6 +377,17 @@ def test_a_list_that_holds_itself_is_one_value(times):
     assert column[0] is endless
 
 
+@pytest.mark.parametrize("bottom", [[1.0], []], ids=["numbers", "nothing"])
+def test_a_few_lists_that_are_within_each_other_again_and_again_are_one_value(bottom, monkeypatch):
+    monkeypatch.setattr(schema, "_LARGEST", 1000)
+    value = bottom
+    for _ in range(15):  # 9 ** 15 leaves, or lists without any
+        value = [value] * 9
+    column = column_of([value, value])
+    assert column.dtype == object
+    assert column[1] is value
+
+
 def test_very_deep_lists_are_one_value_each():
     deep: list = []
     for _ in range(5000):

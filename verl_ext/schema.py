@@ -10,7 +10,7 @@ import numbers
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from operator import countOf
@@ -293,7 +293,7 @@ def _nested(values: Sequence[Any], types: set[type]) -> Column | None:
     for value, items in zip(values, opened, strict=True):
         held: list[Any] = []
         try:
-            shapes.add(_shape(items, held, (id(value),)))
+            shapes.add(_shape(items, held, (id(value),), iter(range(_LARGEST))))
         except _NoArrayError:
             return None
         if len(shapes) > 1:
@@ -475,14 +475,17 @@ class _NoArrayError(Exception):
     """A value that is no array: ragged, opaque, too deep, too large or within itself."""
 
 
-def _shape(items: Any, leaves: list[Any], within: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an opened value, what it holds at the bottom added to `leaves`; `within`: what it is itself in."""
+def _shape(items: Any, leaves: list[Any], within: tuple[int, ...], looks: Iterator[int]) -> tuple[int, ...]:
+    """The shape of an opened value, what it holds at the bottom added to `leaves`.
+
+    `within` is what it is itself in; `looks` ends where the same few lists are within each other again and again.
+    """
     if isinstance(items, np.ndarray):
         if not _holds_leaves(items.dtype):
             raise _NoArrayError
         leaves.extend(items.ravel().tolist() if items.dtype.kind == "U" else items.ravel())
         return tuple(items.shape)
-    if len(leaves) + len(items) > _LARGEST:
+    if len(leaves) + len(items) > _LARGEST or next(looks, None) is None:
         raise _NoArrayError
     if all(map(_is_one_thing, set(map(type, items)))):
         leaves.extend(items)
@@ -496,7 +499,7 @@ def _shape(items: Any, leaves: list[Any], within: tuple[int, ...]) -> tuple[int,
         elif len(within) == _DEEPEST or id(item) in within:
             raise _NoArrayError
         else:
-            shapes.add(_shape(inner, leaves, (*within, id(item))))
+            shapes.add(_shape(inner, leaves, (*within, id(item)), looks))
         if len(shapes) > 1:
             raise _NoArrayError
     return (len(items), *shapes.pop())

@@ -33,6 +33,9 @@ def without(site, *targets):
         delattr(getattr(module, path[0]) if path else module, name)
     applied = PatchSite(site.name, site.module, site.purpose, State.WAITING, _patches=list(site._patches))
     applied.apply(module)
+    state, detail = applied.state, applied.detail
+    applied.undo()  # what the module shares with others, such as TransferQueue, is as it was
+    applied.state, applied.detail = state, detail
     return applied
 
 
