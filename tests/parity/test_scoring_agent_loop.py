@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 from typing import Any
 from unittest import mock
 
@@ -179,6 +180,25 @@ class Sessions:
             asyncio.run(self.worker._agent_loop_postprocess(outputs, False, session_id=0, global_steps=1, **prompt))
         return list(self.queue.rewards.values())
 
+    def statuses(self, answers):
+        """What becomes of the groups of sessions whose samples get these answers."""
+        columns = self.loops.prompt_batch(answers).non_tensor_batch
+        prompts = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        trajectory = {"step": 1, "sample_index": 0, "rollout_n": 0, "validate": False}
+
+        async def run():
+            started = [
+                self.worker._run_prompt(
+                    {**prompt, "agent_name": "single_turn_agent", "global_steps": 1}, {}, trajectory=trajectory
+                )
+                for prompt in prompts
+            ]
+            await asyncio.wait_for(asyncio.gather(*started), PATIENCE)
+
+        with self._queue():
+            asyncio.run(run())
+        return [self.queue.status[prompt["uid"]] for prompt in prompts]
+
 
 @pytest.fixture
 def sessions(loops):
@@ -219,6 +239,19 @@ def test_each_output_of_a_session_keeps_what_the_loop_reported_where_a_scorer_sc
         (0.5, {"score": 0.5, "acc": 1.0, "turn": 2}),
         (0.5, {"score": 0.5, "acc": 1.0, "turn": 2}),
     ]
+
+
+def test_a_session_whose_scorer_raises_has_failed_also_where_stock_verl_waits_for_ever(sessions):
+    def ordinary():
+        raise ConnectionError("connection reset")
+
+    def first_of_none():
+        return next(found for found in [] if found)
+
+    with on_stock():
+        assert sessions.statuses([lambda: 1.0, ordinary]) == ["finished", "failure"]
+    for wrong in (ordinary, first_of_none, lambda: sys.exit(3)):
+        assert sessions.statuses([lambda: 1.0, wrong, lambda: 0.5]) == ["finished", "failure", "finished"]
 
 
 @pytest.mark.parametrize("infos", [[{"turn": 0}], [None], [None, None, None], [{}, None]])
