@@ -79,6 +79,16 @@ def test_a_key_that_repeats_a_column_of_the_output_comes_out_as_on_stock_verl(
     assert ours.meta_info["reward_extra_keys"] == theirs.meta_info["reward_extra_keys"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_key_takes_the_place_of_a_column_that_only_the_agent_loop_reads(workers, stock):
+    planned = [({"acc": 1.0, "index": 7, "priority": 2}, {}), ({"acc": 0.0, "index": 8, "priority": 2}, {})]
+    ours = generated(planned, workers, scores_in_the_loop=False)
+    with stock():
+        assert columns_of(ours) == columns_of(generated(planned, workers, scores_in_the_loop=False))
+    mixed = generated([({"index": 7}, {}), ({}, {})], workers, scores_in_the_loop=False)
+    assert mixed.non_tensor_batch["index"].tolist() == [7, None]
+
+
 @in_the_loop
 def test_a_key_that_repeats_a_column_which_the_trainer_keeps_is_trained_on(scores_in_the_loop, stock):
     planned = [({"reward_model": {"ground_truth": str(n)}, "acc": 1.0}, {}) for n in (0, 1)]
