@@ -15,6 +15,7 @@ pytest.importorskip("verl")
 
 from agent_loops_in_process import generated, prompts_of
 from strategies import objects
+from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl_ext import FieldCollisionError, plugin
@@ -77,6 +78,16 @@ def test_a_key_that_repeats_a_column_of_the_output_comes_out_as_on_stock_verl(
         theirs = generated(planned, workers, scores_in_the_loop)
     assert columns_of(ours) == columns_of(theirs)
     assert ours.meta_info["reward_extra_keys"] == theirs.meta_info["reward_extra_keys"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_key_takes_the_place_of_a_column_that_only_the_agent_loop_reads(workers, stock):
+    planned = [({"acc": 1.0, "index": 7, "priority": 2}, {}), ({"acc": 0.0, "index": 8, "priority": 2}, {})]
+    ours = generated(planned, workers, scores_in_the_loop=False)
+    with stock():
+        assert columns_of(ours) == columns_of(generated(planned, workers, scores_in_the_loop=False))
+    mixed = generated([({"index": 7}, {}), ({}, {})], workers, scores_in_the_loop=False)
+    assert mixed.non_tensor_batch["index"].tolist() == [7, None]
 
 
 @in_the_loop
@@ -166,6 +177,18 @@ def test_a_nested_dict_under_the_name_of_the_raw_column_is_carried_beside_the_di
     assert ours.meta_info["reward_extra_keys"] == ["score", BESIDE_DICTS]
     assert ours.non_tensor_batch["score"].dtype == theirs.non_tensor_batch["score"].dtype
     assert ours.non_tensor_batch["uid"].tolist() == ["uid 0", "uid 1"]
+
+
+def test_the_dicts_that_stock_verl_writes_over_the_column_of_such_a_key_are_told_from_it(stock):
+    with stock():
+        theirs = generated(BY_TASK)
+    rows = [reward for reward, _ in BY_TASK]
+    ours = generated([({"score": 0.5}, {})])
+    for batch in (theirs, ours):
+        del batch.meta_info["timing"]
+    joined = DataProto.concat([ours, theirs])
+    assert joined.non_tensor_batch[RAW_COLUMN].tolist() == [{"score": 0.5}, *rows]
+    assert joined.non_tensor_batch["score"].tolist() == [0.5, 1.0, 0.0]
 
 
 def test_where_no_dicts_are_left_the_key_has_its_own_name_as_on_stock_verl():

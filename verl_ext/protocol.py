@@ -481,9 +481,14 @@ def _keep_dicts_apart(batches: Sequence[_Held]) -> None:
 
 
 def _names_rewards(batch: _Held) -> bool:
-    """Whether the raw column's name is that of a reward column (`finalize(keep_raw=False)`), not of the rows' dicts."""
-    raw = isinstance(batch.non_tensor_batch.get(RAW_COLUMN), SparseNonTensor)
-    return not raw and RAW_COLUMN in (batch.meta_info.get(REWARD_KEYS) or ())
+    """Whether the raw column's name is that of a reward column (`finalize(keep_raw=False)`), not of the rows' dicts.
+
+    verl's own agent loop writes the dicts over the column of a reward key of that name: then they hold the key.
+    """
+    if RAW_COLUMN not in (batch.meta_info.get(REWARD_KEYS) or ()):
+        return False
+    column = batch.non_tensor_batch.get(RAW_COLUMN)
+    return not isinstance(column, SparseNonTensor) and not any(RAW_COLUMN in row for row in _dicts(column))
 
 
 def _finalized_copy(batch: _Held) -> SparseDataProto:

@@ -17,7 +17,9 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.reward import extract_reward
 
 from verl_ext import FieldCollisionError, SparseNonTensor, attach_reward_extra_info
+from verl_ext.column import MANAGER_FINALIZES
 from verl_ext.demo import rig
+from verl_ext.plugin._site import holding
 
 pytestmark = pytest.mark.ray
 
@@ -109,7 +111,8 @@ def refused(one, other):
 def unscored_with(loops, infos):
     """The trainer's batch, and a rollout whose output carries `infos` as a raw column that nobody has finalized."""
     batch, output, _ = colocated(loops, loops.rows[: len(infos)])
-    return batch, attach_reward_extra_info(output, infos)
+    with holding(MANAGER_FINALIZES, True):
+        return batch, attach_reward_extra_info(output, infos)
 
 
 # --- what the trainer goes on with -------------------------------------------------------------------------------

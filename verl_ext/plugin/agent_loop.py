@@ -260,11 +260,11 @@ def finalized(output: Any, workers: Sequence[Any], prompts: Mapping[str, Any]) -
     output.meta_info.pop(REQUEST, None)  # a worker class may hand on what it was asked
     raw = columns.get(RAW_COLUMN)
     if isinstance(raw, SparseNonTensor):
-        # Columns that only the agent loop reads (index, priority, ...) give way to a reward key of that name, as on
-        # stock.
+        # Columns that only the agent loop reads (index, priority, ...) give way to a reward key of that name, in their
+        # place, as on stock.
         carried = frozenset(columns).intersection(*(names for _, names in replies)) - set(KEPT_BY_TRAINER)
         for name in carried.intersection(raw.keys()):
-            del columns[name]
+            columns[name] = np.fromiter(((row or {}).get(name) for row in raw.tolist()), dtype=object)
         kept = {name: prompts.get(name, "a column that the trainer keeps") for name in KEPT_BY_TRAINER}
         return finalized_output(output, kept)
     if REWARD_KEYS in output.meta_info:  # of the first worker
