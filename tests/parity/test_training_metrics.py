@@ -39,7 +39,7 @@ def new_run(which):
 def reward_rows(family, count):
     """The dicts of `count` samples, by a scorer of one schema."""
     values = st.lists(FAMILIES[family], min_size=count, max_size=count)
-    keys = st.sampled_from(["acc", "score", "pred", "reward", "reward/x"])
+    keys = st.sampled_from(["acc", "score", "pred", "reward", "reward/x", 3, None])
     return st.builds(
         lambda key, values, other: [{key: value, "other": number} for value, number in zip(values, other, strict=True)],
         keys,
@@ -242,5 +242,5 @@ def test_rollout_samples_become_the_batch_that_they_become_on_stock(family, rows
 
     with on_stock():
         theirs = outcome(assembled)
-    ours = outcome(assembled)
-    assert ours == theirs or (raised(theirs) and not raised(ours))
+    with on_stock(but="aggregator"):  # what `concat` makes of reward columns is compared where it is patched
+        assert outcome(assembled) == theirs

@@ -158,11 +158,11 @@ def test_a_key_that_some_samples_lack_is_averaged_over_those_that_have_it_by_num
 
 
 def by_number_of_responses(prompts):
-    """The mean of each prompt's values that are there, as verl takes it; where the first is text there is none."""
+    """The mean of each prompt's values that are there, as verl takes it; where one is text there is none."""
     means = {}
     for responses in prompts.values():
         there = [value for value in responses if value is not None]
-        if there and not isinstance(there[0], str):
+        if there and not any(isinstance(value, str) for value in there):
             means.setdefault(len(responses), []).append(float(np.mean(there)))
     return means
 
