@@ -158,7 +158,8 @@ def test_a_step_of_the_v1_trainer_joins_its_parts_as_stock_does(size):
 
     with on_stock():
         theirs = outcome(step)
-    assert outcome(step) == theirs
+    with mock.patch("ray.get", side_effect=AssertionError("there are no workers to be asked, and maybe no Ray")):
+        assert outcome(step) == theirs
     assert raised(theirs) == (size == 3)
 
 
