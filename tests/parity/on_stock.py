@@ -13,9 +13,10 @@ from verl_ext.plugin import State
 
 
 @contextmanager
-def on_stock() -> Iterator[None]:
+def on_stock(*, but: str = "") -> Iterator[None]:
+    """Every patch, but for those of one site."""
     with ExitStack() as stack:
-        for site in plugin._sites.values():
-            if site.state is State.ACTIVE:
+        for name, site in plugin._sites.items():
+            if site.state is State.ACTIVE and name != but:
                 stack.enter_context(mock.patch.object(site, "state", State.DISABLED))
         yield

@@ -160,7 +160,8 @@ def test_a_step_of_the_v1_trainer_joins_its_parts_as_stock_does(size):
 
     with on_stock():
         theirs = outcome(step)
-    assert outcome(step) == theirs
+    with mock.patch("ray.get", side_effect=AssertionError("there are no workers to be asked, and maybe no Ray")):
+        assert outcome(step) == theirs
     assert raised(theirs) == (size == 3)
 
 
@@ -219,6 +220,5 @@ def test_the_workers_get_the_environment_that_stock_gives_them_and_the_variables
     assert {**ours, "env_vars": None} == {**theirs, "env_vars": None}
     assert ours["env_vars"].items() >= theirs["env_vars"].items()
     assert ours["env_vars"][DRIVER] == verl_ext.__version__
-    assert ours["env_vars"].keys() - theirs["env_vars"].keys() - {DRIVER} <= {
-        name for name in (*FORWARDED, *os.environ) if name in FORWARDED or name.startswith("VERL_EXT_")
-    }
+    added = ours["env_vars"].keys() - theirs["env_vars"].keys()
+    assert all(name in FORWARDED or name.startswith("VERL_EXT_") for name in added)

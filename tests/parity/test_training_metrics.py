@@ -39,7 +39,7 @@ def new_run(which):
 def reward_rows(family, count):
     """The dicts of `count` samples, by a scorer of one schema."""
     values = st.lists(FAMILIES[family], min_size=count, max_size=count)
-    keys = st.sampled_from(["acc", "score", "pred", "reward", "reward/x"])
+    keys = st.sampled_from(["acc", "score", "pred", "reward", "reward/x", 3, None])
     return st.builds(
         lambda key, values, other: [{key: value, "other": number} for value, number in zip(values, other, strict=True)],
         keys,
@@ -95,7 +95,7 @@ def batch_of(rows):
 @covers("metrics", "compute_data_metrics")
 @pytest.mark.parametrize("family", FAMILIES)
 @given(rows=st.data(), which=WHICH)
-@settings(SETTINGS, max_examples=4)
+@settings(SETTINGS, max_examples=3)
 def test_a_step_of_the_dataproto_trainers_logs_what_stock_logs(family, rows, which):
     from verl.trainer.ppo import metric_utils
 
@@ -117,7 +117,7 @@ def test_a_step_of_the_dataproto_trainers_logs_what_stock_logs(family, rows, whi
 @covers("trainer_v1", "PPOTrainer._compute_metrics")
 @pytest.mark.parametrize("family", FAMILIES)
 @given(rows=st.data(), padding=st.booleans(), which=WHICH)
-@settings(SETTINGS, max_examples=4)
+@settings(SETTINGS, max_examples=3)
 def test_a_step_of_the_v1_trainer_logs_what_stock_logs(family, rows, padding, which):
     trainer_sync = pytest.importorskip("verl.trainer.ppo.v1.trainer_sync")
     from queue_in_memory import QueueInMemory
@@ -186,7 +186,7 @@ STEPS = st.lists(
 )
 @pytest.mark.parametrize("family", FAMILIES)
 @given(steps=STEPS, rows=st.data(), which=WHICH)
-@settings(SETTINGS, max_examples=4)
+@settings(SETTINGS, max_examples=3)
 def test_several_steps_are_logged_as_one_as_stock_does(family, steps, rows, utils, which):
     from verl.trainer.ppo import metric_utils
 
@@ -242,5 +242,5 @@ def test_rollout_samples_become_the_batch_that_they_become_on_stock(family, rows
 
     with on_stock():
         theirs = outcome(assembled)
-    ours = outcome(assembled)
-    assert ours == theirs or (raised(theirs) and not raised(ours))
+    with on_stock(but="aggregator"):  # what `concat` makes of reward columns is compared where it is patched
+        assert outcome(assembled) == theirs

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from on_stock import on_stock
@@ -20,11 +20,13 @@ from values import FAMILIES
 
 from verl_ext import plugin
 from verl_ext.plugin import _run, _site
-from verl_ext.schema import object_column
+from verl_ext.schema import dense_column, object_column
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # NumPy's and torch's, of what they make of such values
 
-SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +43,13 @@ def a_new_run(monkeypatch):
 
 def rows_of(family, count):
     """The dicts that a scorer of one schema returns, and the scores of `count` samples."""
-    keys = st.sampled_from([("acc",), ("acc", "pred"), ("score", "pred"), ("pred",), ("acc", "score")])
+    keys = st.sampled_from([("acc",), ("acc", "pred"), ("score", "pred"), ("pred",), ("acc", 3), (None, "acc")])
     values = st.lists(
         FAMILIES[family].map(lambda value: "none" if value is None else value), min_size=count, max_size=count
     )
-    others = st.lists(FAMILIES["text and numbers"], min_size=count, max_size=count)
+    others = st.lists(FAMILIES["text"] | FAMILIES["integers"], min_size=count, max_size=count) | st.lists(
+        FAMILIES["text"], min_size=count, max_size=count
+    )
 
     def rows(first, one, other):
         columns = [one, other][: len(first)]
@@ -111,8 +115,8 @@ class AnswersAndScores:
         )
 
 
-def legacy_trainer(validation):
-    """verl's RayPPOTrainer before a `_validate` over these batches."""
+def legacy_trainer(validation, column=stock_column):
+    """verl's RayPPOTrainer before a `_validate` over these batches; `column` makes one of the values of a key."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     responses, batches = validation
@@ -133,7 +137,7 @@ def legacy_trainer(validation):
         for sources, _ in batches
     ]
     trainer.async_rollout_manager = AnswersAndScores(
-        [{key: stock_column([row[key] for row in rows]) for key in rows[0]} for _, rows in batches]
+        [{key: column([row[key] for row in rows]) for key in rows[0]} for _, rows in batches]
     )
     return trainer
 
@@ -166,6 +170,25 @@ def test_the_legacy_trainer_validates_batches_of_one_schema_as_stock_does(family
     ):
         assert_as_stock(call)
     assert isinstance(merged(one, other), dict)
+
+
+DATES = {"datetime64", "timedelta64"}
+"""They stay dates, on purpose; stock makes integers of nanoseconds, and averages those."""
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - DATES))
+@given(data=st.data())
+@settings(SETTINGS, max_examples=3)
+def test_the_columns_that_rewards_become_are_validated_to_the_numbers_of_stock(family, data):
+    validation = data.draw(validations(family))
+    rows = [row for _, rows in validation[1] for row in rows]
+    # Text beside numbers stays as it is, on purpose; stock has made text of the numbers, and averages none of them.
+    assume(all(len({isinstance(row[key], str) for row in rows}) == 1 for key in rows[0]))
+    with on_stock():
+        theirs = outcome(lambda: legacy_trainer(validation)._validate())
+    ours = outcome(lambda: legacy_trainer(validation, dense_column)._validate())
+    assert not raised(ours)
+    assert raised(theirs) or ours.items() >= theirs.items()
 
 
 def assert_as_stock(call):

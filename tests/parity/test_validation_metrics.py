@@ -75,7 +75,7 @@ def layouts(draw):
 @covers("metrics", "process_validation_metrics")
 @pytest.mark.parametrize("family", FAMILIES)
 @given(layout=layouts(), key=st.sampled_from(["acc", "pred", "score", 3]), data=st.data())
-@settings(SETTINGS, max_examples=6)
+@settings(SETTINGS, max_examples=5)
 def test_where_verl_gives_a_number_so_do_we_and_the_same(family, layout, key, data, ours, stock):
     sources, uids = layout
     rows = len(sources)
@@ -123,7 +123,7 @@ def started(sources, uids, failed):
 @covers("metrics", "process_validation_metrics")
 @pytest.mark.parametrize("family", FAMILIES)
 @given(layout=layouts(), data=st.data())
-@settings(SETTINGS, max_examples=4)
+@settings(SETTINGS, max_examples=3)
 def test_a_key_that_some_samples_lack_is_averaged_over_those_that_have_it_by_numpys_mean(family, layout, data, ours):
     sources, uids = layout
     rows = len(sources)
@@ -158,11 +158,11 @@ def test_a_key_that_some_samples_lack_is_averaged_over_those_that_have_it_by_num
 
 
 def by_number_of_responses(prompts):
-    """The mean of each prompt's values that are there, as verl takes it; where the first is text there is none."""
+    """The mean of each prompt's values that are there, as verl takes it; where one is text there is none."""
     means = {}
     for responses in prompts.values():
         there = [value for value in responses if value is not None]
-        if there and not isinstance(there[0], str):
+        if there and not any(isinstance(value, str) for value in there):
             means.setdefault(len(responses), []).append(float(np.mean(there)))
     return means
 
@@ -172,7 +172,7 @@ TRAINERS = ["verl.trainer.ppo.ray_trainer:RayPPOTrainer", "verl.trainer.ppo.v1.t
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 @given(data=st.data())
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=15)
 def test_what_the_trainers_log_of_it_has_the_names_and_numbers_of_stock(trainer, data):
     module, _, name = trainer.partition(":")
     update = getattr(pytest.importorskip(module), name)._val_metrics_update

@@ -74,7 +74,7 @@ class Averages:
                 continue
             found.update({key if name == _ACC else name: metrics for name, metrics in averaged.items()})
             if _is_text_for_some(samples.infos[key]):
-                _warn(key, samples.source, "is text in some samples; prompts whose first value is text are left out")
+                _warn(key, samples.source, "is text in some samples; prompts that have text are left out")
         return {key: found[key] for key in dict.fromkeys([*samples.infos, *found]) if key in found}
 
     def _votes(self, predictions: Sequence[Any] | None) -> Votes | None:
@@ -102,6 +102,7 @@ class Averages:
         there = sum(value is not None for value in values)
         if not there:
             return {}
+        values = _without_mixed_prompts(samples.uids, values)
         if votes is not None:
             votes = [vote if _fits_a_cell(value) else None for vote, value in zip(votes, values, strict=True)]
         if there < len(values):
@@ -131,6 +132,18 @@ def _fits_a_cell(value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def _without_mixed_prompts(uids: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
+    """The values of one key, where all of a prompt's are text if one is.
+
+    verl tells by the first of them that there is nothing to average, and would take the mean of text if it is not the
+    first.
+    """
+    of_text = {uid for uid, value in zip(uids, values, strict=True) if isinstance(value, str)}
+    if not of_text:
+        return values
+    return ["" if uid in of_text and value is not None else value for uid, value in zip(uids, values, strict=True)]
 
 
 def _is_text_for_some(values: Sequence[Any]) -> bool:
@@ -183,7 +196,7 @@ def _sparse_metrics(
         present = [sample for sample in [*samples, *zeros] if sample[0] is not None]
         responses = len(samples) + len(zeros)
         coverages.setdefault(f"coverage@{responses}", []).append(len(present) / responses)
-        if present and not isinstance(present[0][0], str):  # by which verl tells that a prompt has text
+        if present and not isinstance(present[0][0], str):
             for name, value in _prompt_metrics(present, responses, seed).items():
                 averages.setdefault(name, []).append(value)
     return (

@@ -128,7 +128,7 @@ def _refuse_untaught_workers(trainer: Any) -> None:
         return
     named = "agent_loop_manager" if hasattr(trainer, "agent_loop_manager") else "async_rollout_manager"  # verl 0.8
     loops = list(getattr(getattr(trainer, named), "agent_loop_workers", ()))  # a user's own manager may have none
-    if getattr(trainer, _CHECKED, None) != loops:
+    if loops and getattr(trainer, _CHECKED, None) != loops:  # to ask nobody would start a Ray
         refuse_untaught(loops, "agent_loop")
         setattr(trainer, _CHECKED, loops)
 
