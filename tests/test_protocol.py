@@ -20,6 +20,7 @@ import pytest
 
 pytest.importorskip("verl")
 
+import ray
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -574,45 +575,34 @@ def test_a_batch_of_ours_without_raw_columns_makes_the_tensordict_that_stock_mak
 # --- futures and process groups ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def local_ray() -> Iterator[Any]:
-    """One local Ray for the session, or the one that another test has started."""
-    import ray
-
-    started = not ray.is_initialized()
-    if started:
-        ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield ray
-    if started:
-        ray.shutdown()
-
-
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
 @BOTH
-def test_a_future_of_remote_chunks_gives_the_whole_batch_and_its_chunks(cls: type[DataProto], local_ray: Any) -> None:
-    future = DataProtoFuture.concat([local_ray.put(chunk) for chunk in batch_of(cls).chunk(2)])
+def test_a_future_of_remote_chunks_gives_the_whole_batch_and_its_chunks(cls: type[DataProto]) -> None:
+    future = DataProtoFuture.concat([ray.put(chunk) for chunk in batch_of(cls).chunk(2)])
     assert_holds([future.get()], everything(4), ROWS)
     assert_holds([part.get() for part in future.chunk(4)], everything(4), ROWS)
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
 @BOTH
-def test_a_future_takes_chunks_of_unequal_schemas_and_states(cls: type[DataProto], local_ray: Any) -> None:
+def test_a_future_takes_chunks_of_unequal_schemas_and_states(cls: type[DataProto]) -> None:
     chunks = [finalized([{"acc": 1.0}]), batch_of(cls, [{"pred": "42"}], first=1)]
-    batch = DataProtoFuture.concat([local_ray.put(chunk) for chunk in chunks]).get()
+    batch = DataProtoFuture.concat([ray.put(chunk) for chunk in chunks]).get()
     assert columns_of(batch)["acc"] == ("object", [1.0, None])
     assert columns_of(batch)["pred"] == ("object", [None, "42"])
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("stock_verl")
-def test_a_future_on_stock_verl_loses_a_bare_subclass_and_refuses_unequal_schemas(local_ray: Any) -> None:
+@pytest.mark.usefixtures("ray_session", "stock_verl")
+def test_a_future_on_stock_verl_loses_a_bare_subclass_and_refuses_unequal_schemas() -> None:
     chunks = batch_of(DataProto, column=bare).chunk(2)
-    whole = DataProtoFuture.concat(list(map(local_ray.put, chunks))).get()
+    whole = DataProtoFuture.concat(list(map(ray.put, chunks))).get()
     assert type(whole.non_tensor_batch[RAW_COLUMN]) is np.ndarray
     chunks = [plain(["u0"], acc=[1.0]), plain(["u1"], pred=["42"])]
     with pytest.raises(AssertionError, match="keys of the first dictionary"):
-        DataProtoFuture.concat(list(map(local_ray.put, chunks))).get()
+        DataProtoFuture.concat(list(map(ray.put, chunks))).get()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import ray
 import transfer_queue as tq
+from actors import renewed
 from verl.experimental.reward_loop import reward_loop
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 from verl.utils.debug import marked_timer
@@ -22,11 +23,7 @@ from verl_ext import plugin
 from verl_ext.demo import rig
 
 from . import doubles
-
-try:
-    from . import form_v1 as form
-except ModuleNotFoundError:  # verl 0.8
-    from . import form_sync as form
+from .stock import form
 
 USERS_FILE = Path(doubles.__file__)
 
@@ -109,29 +106,9 @@ class Workers:
 
         return [error for kept in ray.get([w.__ray_call__.remote(taken) for w in self.loops]) for error in kept]
 
-    @staticmethod
-    def renewed(workers, *args):
-        """The same processes, in which the worker's constructor has run again with these arguments."""
-
-        def again(worker, *args):
-            import asyncio
-
-            async def construct():
-                worker.__init__(*args)
-
-            # Ray runs this function beside the actor's event loop, in which a reward worker must be made: it keeps it.
-            loop = getattr(worker, "loop", None)
-            if loop is None:
-                worker.__init__(*args)
-            else:
-                asyncio.run_coroutine_threadsafe(construct(), loop).result()
-
-        ray.get([worker.__ray_call__.remote(again, *args) for worker in workers])
-        return workers
-
     def renew_like(self, manager):
         """Make the agent loop workers those of `manager`, which keep what they log as errors."""
-        self.renewed(
+        renewed(
             self.loops, manager.config, manager.llm_client, manager.teacher_client, manager.reward_loop_worker_handles
         )
 
@@ -172,7 +149,7 @@ class Workers:
 
         class OnShared(RewardLoopManager):
             def _init_reward_loop_workers(self):
-                self.reward_loop_workers = workers.renewed(workers.rewards, self.config, self.reward_router_address)
+                self.reward_loop_workers = renewed(workers.rewards, self.config, self.reward_router_address)
 
         return OnShared
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import ray
 import values
+from actors import release
 from compared import assert_same_columns, carried_by_stock, columns_of_all_families, rows_of
 from hypothesis import HealthCheck, given, settings
 from in_process_actors import row
@@ -46,12 +47,11 @@ class Managers:
 
 
 @pytest.fixture(scope="module")
-def managers(tmp_path_factory):
-    with rig.local_ray():
-        managers = Managers(rig.build_model_dir(tmp_path_factory.mktemp("model")))
-        yield managers
-        rig.release(managers.loops)
-        rig.release(managers.rewards)
+def managers(ray_session, model_dir):
+    managers = Managers(model_dir)
+    yield managers
+    release(managers.loops)
+    release(managers.rewards)
 
 
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,15 +1,8 @@
-"""A model directory, and the surroundings that all these tests share; nearly all of them do without Ray."""
+"""The surroundings that all these tests share; nearly all of them do without Ray."""
 
 import logging
 
 import pytest
-
-from verl_ext.demo import rig
-
-
-@pytest.fixture(scope="package")
-def model_dir(tmp_path_factory):
-    return rig.build_model_dir(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="package")

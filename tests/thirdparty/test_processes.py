@@ -5,8 +5,6 @@ import ray
 from verl import DataProto
 from verl.trainer import constants_ppo
 
-from verl_ext.demo import rig
-
 from . import actors, surroundings, workers
 from .surroundings import DAPO, GSM8K, assert_whole, loaded, lost, outcome, prompts, rows_of
 from .workers import PromptByPrompt, Scores
@@ -15,11 +13,9 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def ray_session():
+def ray_session(ray_session):
     for module in (actors, surroundings, workers):
         ray.cloudpickle.register_pickle_by_value(module)
-    with rig.local_ray():
-        yield
 
 
 class OnItsOwn(PromptByPrompt):
