@@ -2,6 +2,8 @@
 
 import math
 import re
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -77,6 +79,26 @@ def test_the_summaries_of_steps_add_up_to_that_of_all_their_samples_whatever_the
     assert found.keys() == everything.keys()
     for name, value in everything.items():
         assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-6)
+
+
+any_finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.lists(any_finite, min_size=1, max_size=8), min_size=1, max_size=6))
+def test_the_mean_and_the_deviation_are_right_up_to_the_largest_float(steps):
+    values = [Fraction(value) for values in steps for value in values]
+    mean = sum(values) / len(values)
+    with localcontext() as exact:
+        exact.prec = 60
+        variance = sum((value - mean) ** 2 for value in values) / len(values)
+        std = float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt())
+    largest = max(map(abs, values))
+    for found in (
+        Summary.of(np.array([value for values in steps for value in values]), len(values)),
+        sum((Summary.of(np.array(values), len(values)) for values in steps), Summary(0)),
+    ):
+        assert found.mean == pytest.approx(float(mean), rel=1e-9, abs=float(largest) * 1e-9 + 1e-300)
+        assert found.std == pytest.approx(std, rel=1e-7, abs=float(largest) * 1e-7 + 1e-300)
 
 
 @pytest.mark.parametrize("values", [[math.inf, 1.0], [1.0, math.inf], [math.inf, math.inf], [-math.inf, math.inf]])

@@ -110,7 +110,7 @@ class Summary:
         rows: the number of samples, with the key or without it.
         count: of those that have it.
         mean: of their values; it and the others mean nothing where `count` is 0.
-        deviations: the sum of their squared deviations from it.
+        std: their standard deviation.
         low: the smallest of them; above `high` for a text key, which has no values to average.
         high: the largest.
         texts: of a text key, how many samples have each of its commonest values.
@@ -119,41 +119,47 @@ class Summary:
     rows: int
     count: int = 0
     mean: float = 0.0
-    deviations: float = 0.0
+    std: float = 0.0
     low: float = math.inf
     high: float = -math.inf
     texts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: np.ndarray, rows: int) -> Summary:
-        """Of the values that are there, float64 `(count,)`, in a batch of `rows` samples."""
+        """Of the values that are there, float64 `(count,)`, in a batch of `rows` samples.
+
+        As large as a float64 can be: neither their sum nor a square needs to be one.
+        """
         if not len(values):
             return cls(rows)
-        with np.errstate(invalid="ignore", over="ignore"):
-            mean = values.mean()
-            deviations = np.square(values - mean).sum()
-        return cls(rows, len(values), float(mean), float(deviations), float(values.min()), float(values.max()))
+        low, high = values.min(), values.max()
+        _, exponent = math.frexp(np.maximum(-low, high))
+        scaled = np.ldexp(values, -exponent)
+        with np.errstate(invalid="ignore"):
+            mean, std = np.ldexp([scaled.mean(), scaled.std()], exponent)
+        return cls(rows, len(values), float(mean), float(std), float(low), float(high))
 
     def __add__(self, other: Summary) -> Summary:
         rows, count = self.rows + other.rows, self.count + other.count
         texts = {text: self.texts.get(text, 0) + other.texts.get(text, 0) for text in {**self.texts, **other.texts}}
         if not self.count or not other.count:
             return replace(self if self.count else other, rows=rows, texts=texts)
-        apart = other.mean - self.mean
+        mean, std = self.mean + other.mean, math.nan  # where one of them is no finite number
+        apart = other.mean / 2 - self.mean / 2  # by halves: the whole of it may be too large for a float
+        if math.isfinite(apart):
+            mine, others = self.count / count, other.count / count
+            mean = self.mean + apart * others + apart * others
+            between = apart * (2 * math.sqrt(mine * others))
+            std = math.hypot(self.std * math.sqrt(mine), other.std * math.sqrt(others), between)
         return Summary(
             rows,
             count,
-            self.mean + apart * other.count / count if math.isfinite(apart) else self.mean + other.mean,
-            self.deviations + other.deviations + apart * apart * self.count * other.count / count,
+            mean,
+            std,
             float(np.minimum(self.low, other.low)),  # NaN stays NaN
             float(np.maximum(self.high, other.high)),
             texts,
         )
-
-    @property
-    def std(self) -> float:
-        """The standard deviation of the values; there must be some."""
-        return math.sqrt(self.deviations / self.count)
 
     @property
     def moments(self) -> dict[str, float]:

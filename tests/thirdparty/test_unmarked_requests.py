@@ -88,7 +88,6 @@ def test_one_answer_to_each_of_two_direct_calls_is_joined(verl):
 class Borrows:
     """A manager that calls verl's `_postprocess` as a function, as nemo_gym does; it is no worker."""
 
-    _postprocess = AgentLoopWorker._postprocess
     reward_loop_worker_handles = None
 
     def __init__(self, verl):
@@ -107,7 +106,7 @@ class Borrows:
             lambda worker: setattr(worker, "_postprocess", lambda inputs, **_: keep(worker, inputs))
         ).get()
         self.worker.generate_for_prompt.remote(prompts(rows_of(infos))).get()
-        return Borrows._postprocess(self, kept, input_non_tensor_batch={}, validate=False)
+        return AgentLoopWorker._postprocess(self, kept, input_non_tensor_batch={}, validate=False)
 
 
 @pytest.mark.parametrize("infos", [[GSM8K, DAPO], [DAPO, GSM8K]], ids=["the short schema first", "the long one first"])
