@@ -52,9 +52,9 @@ class _Shared:
         self._actor_class = actor_class
         self._class = actor_class.__ray_metadata__.modified_class.__ray_actor_class__
 
-    def options(self, **_):
-        """The name and the node are not taken: the one is given to another worker by now, and there is one node."""
-        return self
+    def options(self, **options):
+        """Names and nodes are not taken: they are the first manager's. What needs variables of its own is started."""
+        return self._actor_class.options(**options) if "runtime_env" in options else self
 
     def remote(self, *args):
         idle = _idle.setdefault(self._class, [])

@@ -206,13 +206,15 @@ def process_of(worker):
 
 
 def test_an_agent_loop_worker_killed_in_the_midst_of_a_batch_is_rays_error_and_leaves_no_process(paths):
-    pids = [process_of(worker) for worker in (*paths.loops.agent_loop_workers, *paths.rewards.reward_loop_workers)]
+    workers = [*paths.loops.agent_loop_workers, *paths.rewards.reward_loop_workers]
+    pids = [process_of(worker) for worker in workers]
     killer = threading.Timer(1.0, os.kill, [pids[0], signal.SIGKILL])
     killer.start()
     with pytest.raises(RayActorError):
         paths.agent_loop(paths.told(seconds=3.0))
     killer.join()
-    paths.release()
+    for worker in workers:
+        ray.kill(worker)
     assert until(lambda: not any(map(alive, pids))), "a process is left over"
     paths.start()
     assert_right(paths.agent_loop(paths.rows), paths.rows)
