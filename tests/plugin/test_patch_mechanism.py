@@ -97,7 +97,7 @@ def in_new_process(code, path=(), **environment):
 HERE = [Path(__file__).parent]
 LOOK = """
 def look():
-    from test_plugin import marks, states
+    from test_patch_mechanism import marks, states
     return [states(), {name: [*found] for name, found in marks().items()}]
 """
 
@@ -140,7 +140,7 @@ def test_only_activation_teaches_modules_that_are_imported_already_and_deactivat
         + """
         from importlib import import_module
         import verl_ext
-        from test_plugin import HELD, TARGETS, standing
+        from test_patch_mechanism import HELD, TARGETS, standing
         modules = {name: import_module(module) for name, module in HELD.items()}
         def objects():
             return [standing(modules[name], target) for name, target in TARGETS]
@@ -206,7 +206,7 @@ def test_a_child_process_is_taught_as_its_parent_is(method):
         f"""
         import multiprocessing
         import verl
-        from test_plugin import who_teaches_concat
+        from test_patch_mechanism import who_teaches_concat
         with multiprocessing.get_context({method!r}).Pool(1) as pool:
             result = [who_teaches_concat(), pool.apply(who_teaches_concat)]
         """,

@@ -12,13 +12,13 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from unittest.mock import ANY
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cases import COPIES, ORIGINALS, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_schema import slowly_assembled
@@ -49,9 +49,7 @@ from verl_ext import schema
 from verl_ext.errors import RowError, VerlExtError
 from verl_ext.schema import assemble_reward_extra_info, concatenate, merge_columns, object_column, same_value
 
-COPY = Path(__file__).parent / "data" / "reward_rows.json"
-SHARED = Path(__file__).parents[2] / "shared" / "cases" / "reward_rows.json"
-CASES = json.loads((SHARED if SHARED.exists() else COPY).read_text())
+CASES = cases("reward_rows.json")
 
 THIRD = np.longdouble(1) / 3  # no Python number holds it
 
@@ -463,20 +461,15 @@ def test_a_column_holds_every_value_at_its_row_whatever_the_values_are(values):
 # --- rows from public reports ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cases() -> list[dict]:
-    if SHARED.exists():
-        assert json.loads(COPY.read_text()) == json.loads(SHARED.read_text()), "tests/data is out of date"
-    return CASES
+def test_the_copy_of_the_cases_is_the_original_and_holds_some():
+    copy, original = COPIES / "reward_rows.json", ORIGINALS / "reward_rows.json"
+    if original.exists():
+        assert json.loads(copy.read_text()) == json.loads(original.read_text()), "tests/data is out of date"
+    assert len(CASES) >= 20
 
 
-def test_the_copy_of_the_cases_is_the_original_and_holds_some(cases):
-    assert len(cases) >= 20
-
-
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[case["name"] for case in CASES])
-def test_rows_from_public_reports_give_the_expected_columns_however_they_are_cut(cases, number):
-    case = cases[number]
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES])
+def test_rows_from_public_reports_give_the_expected_columns_however_they_are_cut(case):
     rows, expected = case["rows"], case["columns"]
     ways = [assemble_reward_extra_info(rows), *(merged(rows, cut) for cut in every_cut(len(rows), 3))]
     if "chunks" in case:

@@ -7,7 +7,6 @@ Every operation runs on verl's real classes, on a `SparseDataProto` and on a pla
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ pytest.importorskip("verl")
 
 import ray
 import torch
+from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import alike, cuts, objects, pieces, reward_rows
@@ -744,13 +744,6 @@ def test_an_error_while_aligning_leaves_the_batch_as_it_was() -> None:
     with pytest.raises(RowError, match="row 1 of the raw column is a str"):
         batch.finalize()
     assert snapshot(batch) == before
-
-
-def cases(name: str) -> list[dict[str, Any]]:
-    """Small inputs, from beside the checkout where they are, else the copy."""
-    here = Path(__file__).parent
-    shared = here.parents[1] / "shared" / "cases" / name
-    return json.loads((shared if shared.exists() else here / "data" / name).read_text())
 
 
 COLLISIONS = [
