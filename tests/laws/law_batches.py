@@ -41,13 +41,13 @@ def raw_batch(rows: list, first: int = 0, scores: bool = True) -> SparseDataProt
     )
 
 
-FORMS = ("raw", "finalized", "finalized, dicts dropped", "plain", "plain, dicts dropped")
+FORMS = ("raw", "finalized", "finalized, dicts dropped", "plain", "plain, dicts dropped", "raw in a plain batch")
 
 
 def in_form(batch: SparseDataProto, form: str) -> DataProto:
     """A raw batch as a worker of another kind would hand it over; a plain one carries aligned columns and no class."""
-    if form == "raw":
-        return batch
+    if form.startswith("raw"):
+        return batch if form == "raw" else as_plain(batch)
     batch.finalize(keep_raw="dropped" not in form)
     return as_plain(batch) if form.startswith("plain") else batch
 

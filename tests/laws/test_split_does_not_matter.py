@@ -13,7 +13,6 @@ from law_batches import (
     NAMES,
     REWARD_KEYS,
     Snapshot,
-    as_plain,
     assert_same_columns,
     assert_same_samples,
     chunks_of,
@@ -140,20 +139,6 @@ def test_a_chunk_without_rows_changes_nothing_wherever_it_stands(rows, form, pla
     assert_same_columns(reward_columns(batch), reward_columns(whole))
     assert_same_samples(batch, whole)
     assert batch.meta_info == whole.meta_info
-
-
-def test_a_chunk_without_rows_contributes_no_key():
-    empty = raw_batch([{"acc": 1.0, "only here": "x"}]).finalize()[:0]
-    batch = SparseDataProto.concat([empty, raw_batch([{"acc": 1}])]).finalize()
-    assert batch.meta_info[REWARD_KEYS] == ["acc"]
-    assert "only here" not in batch.non_tensor_batch
-    assert batch.non_tensor_batch["acc"].dtype == np.int64
-
-
-def test_chunks_without_rows_alone_give_a_batch_without_rows():
-    batch = SparseDataProto.concat([raw_batch([]), raw_batch([]).finalize(), as_plain(raw_batch([]).finalize())])
-    assert len(batch.finalize()) == 0
-    assert reward_columns(batch) == {}
 
 
 @given(reward_rows(max_rows=4), st.sampled_from(FORMS))

@@ -80,8 +80,11 @@ def test_a_reserved_mapping_says_where_and_an_iterable_only_that() -> None:
 def test_two_raw_columns_that_flatten_to_one_name_are_refused_in_either_order() -> None:
     rewards = SparseNonTensor([{"tool/calls": 1}])
     tools = SparseNonTensor([{"calls": 2}])
-    for columns in ({RAW_COLUMN: rewards, "tool": tools}, {"tool": tools, RAW_COLUMN: rewards}):
-        with pytest.raises(FieldCollisionError, match=r"'tool/calls' .* is already a key of the raw column"):
+    for columns, first in (
+        ({RAW_COLUMN: rewards, "tool": tools}, RAW_COLUMN),
+        ({"tool": tools, RAW_COLUMN: rewards}, "tool"),
+    ):
+        with pytest.raises(FieldCollisionError, match=rf"'tool/calls' .* is already a key of the raw column '{first}'"):
             SparseDataProto(non_tensor_batch=columns).finalize()
 
 
@@ -90,10 +93,3 @@ def test_a_key_that_only_a_flattened_name_shares_is_no_collision() -> None:
         non_tensor_batch={"acc": objects([1]), "tool": SparseNonTensor([{"acc": 2, "tool": 3, "uid": 4}])}
     )
     assert list(batch.finalize(keep_raw=False).non_tensor_batch) == ["acc", "tool/acc", "tool/tool", "tool/uid"]
-
-
-def test_two_raw_columns_that_flatten_to_one_name_are_told_apart_in_the_message() -> None:
-    batch = scored([{"judge/acc": 1}])
-    batch.non_tensor_batch["judge"] = SparseNonTensor([{"acc": 2}])
-    with pytest.raises(FieldCollisionError, match="is already a key of the raw column 'reward_extra_info'"):
-        batch.finalize()

@@ -11,8 +11,7 @@ from strategies import objects
 from verl import protocol as verl_protocol
 
 from verl_ext.column import RAW_COLUMN, SparseNonTensor
-from verl_ext.errors import RowError, UnfinalizedError
-from verl_ext.protocol import SparseDataProto
+from verl_ext.errors import UnfinalizedError
 
 
 def test_finalize_aligns_the_columns_in_place_and_names_them_in_meta_info() -> None:
@@ -26,26 +25,6 @@ def test_finalize_aligns_the_columns_in_place_and_names_them_in_meta_info() -> N
     }
     assert type(batch.non_tensor_batch[RAW_COLUMN]) is np.ndarray
     assert batch.meta_info == {"step": 7, "reward_extra_keys": ["acc", "pred"]}
-
-
-def test_finalize_leaves_the_dicts_behind_as_the_same_objects_or_not_at_all() -> None:
-    kept = batch_of().finalize(keep_raw=True).non_tensor_batch[RAW_COLUMN]
-    assert all(row is original for row, original in zip(kept, ROWS, strict=True))
-    assert RAW_COLUMN not in batch_of().finalize(keep_raw=False).non_tensor_batch
-
-
-def test_finalizing_again_changes_nothing() -> None:
-    batch = batch_of().finalize()
-    before = snapshot(batch)
-    for keep_raw in (True, False):
-        assert batch.finalize(keep_raw=keep_raw) is batch
-        assert snapshot(batch) == before
-
-
-def test_a_batch_without_raw_columns_is_finalized_already() -> None:
-    batch = SparseDataProto(non_tensor_batch={"uid": objects("ab")}, meta_info={"step": 7})
-    before = snapshot(batch)
-    assert snapshot(batch.finalize()) == before
 
 
 def test_reward_extra_keys_are_named_only_where_there_are_scores() -> None:
@@ -106,12 +85,3 @@ def test_a_folded_batch_must_be_unfolded_first() -> None:
         folded.finalize()
     assert snapshot(folded) == before
     assert "acc" in verl_protocol.unfold_batch_dim(folded).finalize().non_tensor_batch
-
-
-def test_an_error_while_aligning_leaves_the_batch_as_it_was() -> None:
-    batch = scored([{"acc": 1.0}, {"acc": 0.0}], other=SparseNonTensor([{"a": 1}, {"a": 2}]))
-    batch.non_tensor_batch[RAW_COLUMN].view(np.ndarray)[1] = "written past the column's own check"
-    before = snapshot(batch)
-    with pytest.raises(RowError, match="row 1 of the raw column is a str"):
-        batch.finalize()
-    assert snapshot(batch) == before

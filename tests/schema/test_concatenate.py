@@ -19,6 +19,7 @@ AS_NUMPY_JOINS = {
     "int64 that float64 holds beside floats": [np.array([2**53]), np.array([0.5])],
     "texts of two widths": [np.array(["a"]), np.array(["abc"])],
     "objects": [np.array([None, "a"]), np.array([{}, 1])],
+    "objects that are numbers beside numbers": [object_column([1, 2]), np.array([3])],
     "objects beside numbers": [np.array([None, "a"]), np.array([1, 2])],
     "objects beside text": [np.array([None, 1]), np.array(["a"])],
     "datetimes": [np.array([1], "M8[ns]"), np.array([2], "M8[ns]")],
@@ -37,6 +38,7 @@ WHERE_NUMPY_BENDS = {
     "text beside bytes": ([np.array(["7"]), np.array([b"7"])], object, ["7", b"7"]),
     "int64 that float64 cannot hold": ([np.array([2**53 + 1]), np.array([0.5])], object, [2**53 + 1, 0.5]),
     "int64 beside uint64": ([np.array([-1]), np.array([1], "u8")], np.int64, [-1, 1]),
+    "bools beside int64 beside uint64": ([np.array([True]), np.array([2]), np.array([3], "u8")], np.int64, [1, 2, 3]),
     "int64 beside large uint64": ([np.array([-1]), np.array([2**63], "u8")], object, [-1, 2**63]),
     "rows of two shapes": ([np.array([[1, 2]]), np.array([[3]])], object, [[1, 2], [3]]),
     "n-d rows beside flat ones": ([np.array([[1, 2]]), np.array([3])], object, [[1, 2], 3]),
@@ -53,14 +55,3 @@ WHERE_NUMPY_BENDS = {
 def test_other_columns_keep_their_values_where_numpy_would_bend_one(parts, dtype, values):
     assert_same_column(concatenate(parts), dtype, values)
     assert_same_column(concatenate(parts[::-1]), dtype, values[::-1])
-
-
-def test_columns_of_objects_stay_so_beside_numbers_as_on_stock_verl():
-    joined = concatenate([object_column([1, 2]), np.array([3])])
-    assert_same_column(joined, object, [1, 2, 3])
-
-
-def test_bools_and_signed_and_unsigned_integers_together_are_no_floats():
-    joined = concatenate([np.array([True]), np.array([2]), np.array([3], np.uint64)])
-    assert joined.dtype.kind != "f"
-    assert joined.tolist() == [1, 2, 3]

@@ -15,7 +15,11 @@ from strategies import (
 from verl_ext.schema import assemble_reward_extra_info, merge_columns, object_column
 
 
-@pytest.mark.parametrize("values", [*AS_STOCK.values(), *(values for values, _ in WHERE_STOCK_BENDS.values())])
+@pytest.mark.parametrize(
+    "values",
+    [*AS_STOCK.values(), *(values for values, _ in WHERE_STOCK_BENDS.values())],
+    ids=[*AS_STOCK, *WHERE_STOCK_BENDS],
+)
 @pytest.mark.parametrize("some_lack_the_key", [False, True])
 def test_every_row_of_the_dtype_table_is_the_same_however_it_is_cut(values, some_lack_the_key):
     rows = [{"key": value} for value in values] + [{}] * some_lack_the_key
