@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix e2e soak bench audit docs dist lint format constraints clean
+.PHONY: help setup demo test test-all matrix e2e soak bench audit docs dist lint format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,11 +30,17 @@ VERSIONS := $(patsubst constraints/verl-%.txt,%,$(wildcard constraints/verl-*.tx
 demo: $(READY) ## mixed reward schemas on real verl and Ray: stock beside verl-ext
 	@$(LOADING) $(BIN)/verl-ext demo $(if $(ROWS),--rows "$(ROWS)")
 
-test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest)
-	$(LOADING) $(BIN)/python -m pytest $(ARGS)
+# Two processes, of which one runs all that needs Ray (tests/conftest.py).
+IN_TWO := -n 2 --dist loadgroup
+
+test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest: one file in seconds)
+	$(LOADING) $(BIN)/python -m pytest $(or $(ARGS),$(IN_TWO) -m "not slow")
+
+test-all: $(READY) ## those, and what takes long: clusters of several nodes, the demo, every trainer in every order
+	$(LOADING) $(BIN)/python -m pytest $(IN_TWO) $(ARGS)
 
 matrix: ## what touches verl, tested on every supported version of it (VERSIONS=... for some)
-	@for version in $(VERSIONS); do echo "verl $$version"; $(MAKE) --no-print-directory test VERL=$$version \
+	@for version in $(VERSIONS); do echo "verl $$version"; $(MAKE) --no-print-directory test-all VERL=$$version \
 		ARGS="-q --no-header tests/plugin tests/integration tests/e2e_v1 tests/protocol tests/test_doctor.py" || exit 1; done
 
 # From tests/: the wheel of verl installs a package of the name `tests`.

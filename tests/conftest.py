@@ -9,6 +9,13 @@ from verl_ext.demo import rig
 from verl_ext.demo.data import read_rows
 
 
+def pytest_collection_modifyitems(items):
+    """Where two processes share the tests, one of them gets all that need Ray, and with them the workers."""
+    for item in items:
+        if item.get_closest_marker("ray") is not None and item.config.pluginmanager.hasplugin("xdist"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
 @pytest.fixture
 def stock():
     """`with stock():` runs verl's own code in this process; workers act as stock without the managers' mark."""

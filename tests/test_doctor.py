@@ -3,12 +3,11 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+import processes
 import pytest
 import verl
 
@@ -24,15 +23,7 @@ WITH_ENTRY_POINTS = tuple(map(int, version("verl").split(".")[:2])) >= (0, 9)
 def doctor(*arguments, first="", **environment):
     """Exit code and output of the command, in a process in which the code `first` ran before."""
     inherited = {name: value for name, value in os.environ.items() if name not in LOADING}
-    command = f"sys.argv = ['verl-ext', 'doctor', *{list(arguments)!r}]; from verl_ext.__main__ import main; main()"
-    code = f"import sys; {first}\n{command}"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = processes.verl_ext("doctor", *arguments, env={**inherited, **environment}, first=first)
     return done.returncode, done.stdout, done.stderr
 
 

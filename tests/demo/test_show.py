@@ -35,6 +35,7 @@ def demo():
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_the_demo_ends_with_exit_code_0_and_no_value_lost_where_stock_verl_loses_most(demo):
     assert demo.returncode == 0, demo.stderr
     verdict = re.search(r"with verl-ext: (\d+) of (\d+) values lost +on stock verl: (\d+) of (\d+)", demo.stdout)
@@ -45,6 +46,7 @@ def test_the_demo_ends_with_exit_code_0_and_no_value_lost_where_stock_verl_loses
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_the_demo_shows_both_legs_with_the_errors_and_losses_of_stock_verl(demo):
     head, *lines = [line for line in demo.stdout.splitlines() if line[:1] in ("┃", "│")]
     assert [cell.strip() for cell in head.strip("┃").split("┃")] == ["path", "row order", "stock verl", "verl-ext"]
@@ -57,6 +59,7 @@ def test_the_demo_shows_both_legs_with_the_errors_and_losses_of_stock_verl(demo)
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_the_demo_shows_the_aligned_table_and_each_keys_dtype(demo):
     assert re.search(r"┃ row +┃ data source +┃ acc +┃ score +┃ pred +┃", demo.stdout)
     assert re.search(r"│ +1 │ math_dapo +│ 1\.0 +│ 1\.0 +│ 22 +│", demo.stdout)
@@ -65,6 +68,7 @@ def test_the_demo_shows_the_aligned_table_and_each_keys_dtype(demo):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_the_demo_shows_the_metrics_that_training_would_log_of_its_columns(demo):
     assert re.search(r"┃ key +┃ data source +┃ count ┃ coverage ┃ +mean ┃ +min ┃ +max ┃", demo.stdout)
     assert re.search(r"│ score +│ all +│ +22 │ +0\.333 │ +-?[\d.]+ │ +-1 │ +1 │", demo.stdout)
@@ -72,6 +76,7 @@ def test_the_demo_shows_the_metrics_that_training_would_log_of_its_columns(demo)
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_the_demo_fits_in_80_columns_and_has_no_terminal_codes_where_there_is_no_terminal(demo):
     assert max(map(cell_len, demo.stdout.splitlines())) <= 80
     assert demo.stdout.replace("\n", "").isprintable()
@@ -416,6 +421,7 @@ def processes_with(mark):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["starting Ray", "starting the workers, scoring each row by itself"])
 def test_ctrl_c_ends_the_demo_and_every_process_of_its_ray(step):
     mark = uuid.uuid4().hex

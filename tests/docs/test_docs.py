@@ -6,10 +6,10 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
+import processes
 import pytest
 from omegaconf import OmegaConf
 
@@ -71,7 +71,7 @@ def test_a_command_works_or_names_what_there_is(line, a_run):
         "make": lambda: run(["make", "--dry-run", *words[1:]]),
         "pip": lambda: extras_exist(words),
         "export": lambda: variable_is_documented(words[1]),
-        "verl-ext": lambda: run([sys.executable, "-m", "verl_ext", *words[1:]], a_run),
+        "verl-ext": lambda: succeeded(processes.verl_ext(*words[1:], env=ENVIRONMENT, cwd=a_run)),
     }
     known[words[0]]()
 
@@ -88,9 +88,14 @@ def a_run(tmp_path):
     return tmp_path
 
 
-def run(command, cwd=ROOT):
-    environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "verl_ext.autoload", "RAY_ADDRESS": "local"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+ENVIRONMENT = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "verl_ext.autoload", "RAY_ADDRESS": "local"}
+
+
+def run(command):
+    succeeded(subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300))
+
+
+def succeeded(done):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -107,7 +112,7 @@ def variable_is_documented(assignment):
 
 @pytest.mark.parametrize("example", sorted((ROOT / "docs" / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs(example):
-    run([sys.executable, "-W", "ignore", str(example)])
+    succeeded(processes.run(example.read_text(), env=ENVIRONMENT, cwd=ROOT))
 
 
 # --- what must be on a page ------------------------------------------------------------------------------------------

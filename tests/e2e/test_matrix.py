@@ -50,6 +50,7 @@ def console():
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.parametrize("case", matrix.SHORT, ids=lambda case: f"{case.trainer}, {case.algorithm}, {case.order}")
 def test_each_trainer_trains_to_its_end_on_every_value_where_stock_verl_does_not(case, around, stock, console):
     ours = matrix.outcome_of(case, around)
@@ -67,6 +68,7 @@ def test_each_trainer_trains_to_its_end_on_every_value_where_stock_verl_does_not
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_value_that_a_trainer_loses_is_counted_under_its_key_and_ends_the_command_with_exit_code_1(
     around, monkeypatch, console
 ):

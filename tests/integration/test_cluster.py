@@ -14,7 +14,7 @@ from clusters import LOADING
 DRIVERS = Path(__file__).with_name("clusters.py")
 BY_VARIABLE = {"VERL_USE_EXTERNAL_MODULES": "verl_ext.autoload"}
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def run(scenario, model_dir, **environment):

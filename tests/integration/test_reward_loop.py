@@ -189,19 +189,22 @@ def test_a_score_of_none_is_a_named_error_with_the_data_source_the_index_and_the
         manager.compute_rm_score(rig.scored_batch(rows[:6], config))
 
 
-def without_plugin(config):
+@pytest.fixture(scope="module")
+def untaught_worker(model_dir):
     """A reward worker whose process does not run the plugin."""
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 
     remote = ray.remote(RewardLoopWorker).options(runtime_env={"env_vars": {"VERL_EXT_DISABLE": "1"}})
-    return remote.remote(config, None)
+    worker = remote.remote(rig.compose_config(model_dir), None)
+    yield worker
+    ray.kill(worker)
 
 
 @pytest.mark.parametrize("untaught", [[0], [1], [0, 1]])
-def test_a_worker_without_the_plugin_is_a_named_error_that_says_where_it_runs(untaught, manage, rows):
+def test_a_worker_without_the_plugin_is_a_named_error_that_says_where_it_runs(untaught, untaught_worker, manage, rows):
     manager, config = manage(["reward.num_workers=2"])
     for place in untaught:
-        manager.reward_loop_workers[place] = without_plugin(config)
+        manager.reward_loop_workers[place] = untaught_worker
     with pytest.raises(PluginMissingError, match=rf"{len(untaught)} of 2 .*worker {untaught[0]} on node [\d.]+"):
         manager.compute_rm_score(rig.scored_batch(rows[:6], config))
 

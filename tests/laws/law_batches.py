@@ -173,7 +173,7 @@ def prompts_of(batch: DataProto, **more: np.ndarray | torch.Tensor) -> DataProto
     )
 
 
-NAMES = ("judge", "a/b", "judge/", "/", "")
+NAMES = ("judge", "a/b", "judge/", "/")
 """Of raw columns beside verl's own: a key of theirs flattens to `<column>/<key>`."""
 
 

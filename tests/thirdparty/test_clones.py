@@ -1,19 +1,17 @@
 """Clones of verl between two releases: a function that is not there yet, or not any more, and which verl is meant."""
 
 import json
-import subprocess
-import sys
+import os
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import processes
 import pytest
 import verl
 
 from verl_ext import plugin
 from verl_ext.plugin import SITES, PatchSite, State
-
-DOCTOR = [sys.executable, "-m", "verl_ext", "doctor", "--json"]
 
 
 def without(site, *targets):
@@ -99,7 +97,7 @@ def test_the_fully_async_manager_is_found_where_clones_before_2026_04_29_have_it
         "print([str(s.state.value) for s in plugin.status() if s.name.startswith('fully_async')])\n"
     )
     pytest.importorskip("verl.experimental.fully_async_policy.fully_async_rollouter")
-    run = subprocess.run([sys.executable, "-c", moved], capture_output=True, text=True, timeout=300)
+    run = processes.run(moved, env=os.environ)
     assert run.stdout.splitlines()[-1] == "['not needed', 'active']", run.stdout + run.stderr[-2000:]
 
 
@@ -111,7 +109,7 @@ def test_the_doctor_examines_the_clone_that_it_is_started_in_and_says_its_versio
     for entry in Path(verl.__file__).parent.iterdir():
         if entry.name not in ("version", "__pycache__"):
             (clone / entry.name).symlink_to(entry)
-    run = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    run = processes.verl_ext("doctor", "--json", env=os.environ, cwd=tmp_path)
     assert isinstance(json.loads(run.stdout), dict)
     assert "0.10.0.dev" in run.stdout
     assert str(clone) in run.stdout
