@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+import processes
 from held import HELD
 
 from verl_ext import plugin
@@ -67,24 +68,25 @@ TAUGHT = {name: {name} & NEEDED for name in HELD}
 STOCK = {name: {None for _ in {name} & NEEDED} for name in HELD}
 
 
-def in_new_process(code, path=(), **environment):
-    """What `code` leaves in `result`, from a Python of its own with no setting of verl's plugins but `environment`."""
+def in_new_python(code, *, env):
+    """`code` run by a Python that has imported nothing yet."""
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+
+
+def in_new_process(code, path=(), start=processes.run, **environment):
+    """What `code` leaves in `result`, from a process of its own with no setting of verl's plugins but `environment`."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("VERL_EXT", "VERL_USE_EXTERNAL"))
     }
     prelude = f"import sys, logging, json; sys.path[:0] = {[*map(str, path)]!r}; result = None\n"
-    done = subprocess.run(
-        [sys.executable, "-c", prelude + textwrap.dedent(code) + "\nprint(json.dumps(result))"],
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    code = prelude + textwrap.dedent(code) + "\nprint(json.dumps(result))"
+    done = start(code, env={**inherited, **environment})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-HERE = [Path(__file__).parent]
+HERE = Path(__file__).parents[:2]
+
 
 LOOK = """
 def look():

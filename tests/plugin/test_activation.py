@@ -20,6 +20,7 @@ from patched import (
     WITH_ENTRY_POINTS,
     function_at,
     in_new_process,
+    in_new_python,
     marks,
     seen,
     states,
@@ -91,7 +92,8 @@ def test_autoload_before_verl_waits_for_it_and_imports_none_of_it():
         from verl_ext import plugin
         states = {site.name: site.state.value for site in plugin.status()}
         result = [states, sorted({"verl", "torch", "ray", "tensordict"} & set(sys.modules))]
-        """
+        """,
+        start=in_new_python,
     )
     assert states == dict.fromkeys(SITES, "waiting")
     assert imported == []
