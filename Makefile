@@ -41,7 +41,7 @@ test-all: $(READY) ## those, and what takes long: clusters of several nodes, the
 
 matrix: ## what touches verl, tested on every supported version of it (VERSIONS=... for some)
 	@for version in $(VERSIONS); do echo "verl $$version"; $(MAKE) --no-print-directory test-all VERL=$$version \
-		ARGS="-q --no-header tests/plugin tests/integration tests/e2e_v1 tests/test_protocol.py tests/test_doctor.py" || exit 1; done
+		ARGS="-q --no-header tests/plugin tests/integration tests/e2e_v1 tests/protocol tests/test_doctor.py" || exit 1; done
 
 # From tests/: the wheel of verl installs a package of the name `tests`.
 e2e: $(READY) ## every trainer to the end on CPU, stock beside verl-ext (ARGS=--short: in a minute)

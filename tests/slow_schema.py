@@ -1,6 +1,6 @@
 """The slow obvious version of `assemble_reward_extra_info`: key by key, all values of a key at once, no case apart.
 
-What the fast one returns is compared with this in `test_schema`. Kept obvious: do not make it fast.
+What the fast one returns is compared with this in `schema/test_fast_and_slow.py`. Kept obvious: do not make it fast.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ Turns = collections.namedtuple("Turns", "first second")
         (Count(3), 3),
         ({1: "a", (2, 3): "b"}, {"1": "a", "(2, 3)": "b"}),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=lambda value: repr(value).partition(" at 0x")[0][:40],
 )
 def test_numbers_are_numbers_at_any_depth_and_what_is_like_a_list_is_a_list(value, expected, written, told):
     found = written(value)

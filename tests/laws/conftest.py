@@ -1,0 +1,5 @@
+"""What the laws compare says what differed."""
+
+import pytest
+
+pytest.register_assert_rewrite("law_batches")

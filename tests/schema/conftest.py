@@ -1,0 +1,5 @@
+"""The look at a column says what differed."""
+
+import pytest
+
+pytest.register_assert_rewrite("assembled")
