@@ -31,7 +31,7 @@ demo: $(READY) ## mixed reward schemas on real verl and Ray: stock beside verl-e
 	@$(LOADING) $(BIN)/verl-ext demo $(if $(ROWS),--rows "$(ROWS)")
 
 # Two processes, of which one runs all that needs Ray (tests/conftest.py).
-IN_TWO := -n 2 --dist loadgroup
+IN_TWO := -n 2
 
 test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest: one file in seconds)
 	$(LOADING) $(BIN)/python -m pytest $(or $(ARGS),$(IN_TWO) -m "not slow")

@@ -1,6 +1,7 @@
 """What tests of any folder share: the plugin off for the length of a `with`, one Ray, a model's files, rows."""
 
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 
@@ -9,12 +10,20 @@ from verl_ext.demo import rig
 from verl_ext.demo.data import read_rows
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Where two processes share the tests, one of them gets all that need Ray, and with them the workers."""
-    for item in items:
-        if item.get_closest_marker("ray") is not None and item.config.pluginmanager.hasplugin("xdist"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where processes share the tests, one of them gets all files that need Ray: they share worker processes."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    @cache
+    def needs_ray(file):
+        return "mark.ray" in (config.rootpath / file).read_text()
+
+    class OneForRay(LoadScopeScheduling):
+        def _split_scope(self, test):
+            return "ray" if needs_ray(test.partition("::")[0]) else test
+
+    return OneForRay(config, log)
 
 
 @pytest.fixture
