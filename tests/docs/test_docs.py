@@ -54,17 +54,19 @@ def test_the_yaml_of_a_page_is_settings(page):
             assert Settings.of(OmegaConf.create(code)) != Settings()
 
 
-COMMANDS = [
-    pytest.param(line, id=f"{page.stem}: {line}")
+COMMANDS = dict.fromkeys(
+    line
     for page in of("bash")
     for language, code in blocks(page)
     if language == "bash"
     for line in (line.partition("#")[0].strip() for line in code.splitlines())
     if line
-]
+)
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=[pytest.mark.slow] * ("--ray" in line), id=line) for line in COMMANDS]
+)
 def test_a_command_works_or_names_what_there_is(line, a_run):
     words = shlex.split(line)
     known = {
