@@ -9,6 +9,7 @@ from verl_ext.demo import rig
 from verl_ext.demo.data import read_rows
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Where two processes share the tests, one of them gets all that need Ray, and with them the workers."""
     for item in items:

@@ -47,6 +47,8 @@ GONE = [
     ("trainer_v1", "PPOTrainer._write_generations", "657cfa5ee, 2026-05-18: dumps at once before"),
     ("main_ppo_sync", "PPOTrainer._write_generations", "657cfa5ee, 2026-05-18: dumps at once before"),
     ("trainer_v1", "PPOTrainer._compute_reward_colocate", "no reward model on the trainer's GPUs before"),
+    ("trainer_v1", "PPOTrainer._log_rollout_data", "369c54425, 2026-04: no rollout dumps, which fit() writes now"),
+    ("main_ppo_sync", "PPOTrainer._log_rollout_data", "369c54425, 2026-04: no rollout dumps, which fit() writes now"),
 ]
 
 
@@ -55,7 +57,7 @@ def test_a_function_that_is_not_there_is_not_needed_and_the_rest_of_the_site_is_
     pytest.importorskip(SITES[name], reason="this verl has no such module")
     site = import_module(f"verl_ext.plugin.{name}").site
     with stock():
-        applied = without(site, target)
+        applied = without(site, target, *(["PPOTrainer.fit"] if "rollout" in target else []))
     assert applied.state is not State.UNKNOWN, applied.detail
     others = [patch.target for patch in site._patches if patch.target != target]
     assert applied.state is (State.ACTIVE if others else State.NOT_NEEDED)
@@ -78,15 +80,18 @@ def test_a_function_that_is_not_there_and_without_which_values_are_lost_is_unkno
     assert target in applied.detail
 
 
-def test_the_fully_async_manager_is_found_where_clones_before_2026_04_29_have_it(tmp_path):
-    """Until 3c5f6e049 it stood in `fully_async_policy.agent_loop.agent_loop`, with the same method."""
+@pytest.mark.parametrize("method", ["", "auto_await(inspect.unwrap(manager.generate_sequences_single))"])
+def test_the_fully_async_manager_is_found_where_clones_before_2026_04_29_have_it(method):
+    """Until 3c5f6e049 it was in `fully_async_policy.agent_loop.agent_loop`; its method needs no await."""
     moved = (
-        "import importlib, sys, types\n"
+        "import importlib, inspect, sys, types\n"
         "import verl.experimental.fully_async_policy as package\n"
         "from verl_ext import plugin\n"
         "plugin.deactivate()\n"
         "now = importlib.import_module('verl.experimental.fully_async_policy.fully_async_rollouter')\n"
+        "from verl.utils.ray_utils import auto_await\n"
         "manager = now.FullyAsyncAgentLoopManager\n"
+        f"manager.generate_sequences_single = {method or 'inspect.unwrap(manager.generate_sequences_single)'}\n"
         "del now.FullyAsyncAgentLoopManager\n"
         "name = package.__name__ + '.agent_loop'\n"
         "for module in (name, name + '.agent_loop'):\n"

@@ -19,7 +19,7 @@ from verl_ext.column import MANAGER_FINALIZES, RAW_COLUMN, SparseNonTensor, orde
 from verl_ext.errors import shown
 from verl_ext.plugin._guard import refusing_mixed_rows
 from verl_ext.plugin._sendable import refuse_unsendable
-from verl_ext.plugin._site import REST, Function, PatchSite, State, holding, warn_once
+from verl_ext.plugin._site import REST, Function, PatchSite, State, holding, looks_at_its_caller, warn_once
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, driver_runs_plugin, marked, refuse_untaught, untaught_blamed
 from verl_ext.plugin.reward_loop import missing_score, required_scores, told_by
@@ -180,21 +180,22 @@ def _dict(found: Any) -> dict[Any, Any]:
 
 @site.wraps("AgentLoopManager.generate_sequences", "self", "prompts", needed=unless(aligns_keys))
 def _manager_generate_sequences(stock: Function) -> Function:
-    from verl.utils.ray_utils import auto_await
-
-    # `auto_await` looks at its caller's frame: it must stay outermost, so we wrap the coroutine inside it.
-    taught: Function = auto_await(
-        finalizing(inspect.unwrap(stock, stop=inspect.iscoroutinefunction), skip_role="rollout")
-    )
-    return taught
+    return finalizing(stock, skip_role="rollout")
 
 
 def finalizing(stock: Function, skip_role: str) -> Function:
-    """verl's coroutine function by which a manager asks its workers, such that it finalizes what they answer.
+    """verl's function by which a manager asks its workers, such that it finalizes what they answer.
+
+    It is a coroutine function, or `auto_await` around one, which looks at its caller's frame and stays outermost.
 
     verl >= 0.9 dumps to disk, and replays, what the coroutine inside `SkipManager.annotate` returns. So that one is
     wrapped: a dump holds a finalized batch, which replays without the plugin too, and never one that was refused.
     """
+    if looks_at_its_caller(stock):
+        from verl.utils.ray_utils import auto_await
+
+        awaited: Function = auto_await(finalizing(inspect.unwrap(stock, stop=inspect.iscoroutinefunction), skip_role))
+        return awaited
     annotated = stock.__globals__["__name__"] == "verl.utils.skip.skip_manager"
     coroutine: Function = stock.__wrapped__ if annotated else stock  # type: ignore[attr-defined]
 

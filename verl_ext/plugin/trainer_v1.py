@@ -6,6 +6,7 @@ look for it, GDPO gets its components, dumps carry the reward columns, and what 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -180,6 +181,10 @@ def _write_generations(stock: Function) -> Function:
 
 
 def _dumps_rewards(module: Any) -> bool:
+    """Whether the dump of a rollout has the reward keys, or there is no such dump yet."""
+    functions = map(inspect.unwrap, vars(module.PPOTrainer).values())
+    if not any(mentions(function, "rollout_data_dir") for function in functions):
+        return True
     return mentions(verls_own(module.PPOTrainer, "_log_rollout_data"), "extra_fields", RAW_COLUMN)
 
 
