@@ -6,6 +6,7 @@ import copy
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from law_batches import RAW, REWARD_KEYS, Snapshot, as_plain, assert_bit_for_bit, prompts_of, raw_batch, uniform_rows
@@ -80,6 +81,26 @@ def test_concat_of_plain_batches_is_verls_own_concat(rows, data):
     batch = SparseDataProto.concat(parts)
     assert type(batch) is DataProto
     assert_bit_for_bit(batch, DataProto.concat(parts))
+
+
+def test_concat_of_batches_without_rewards_calls_verls_own_code_and_hands_on_its_errors(monkeypatch):
+    calls = []
+    verls_own = DataProto.concat
+
+    def recorded(data):
+        calls.append(data)
+        return verls_own(data)
+
+    monkeypatch.setattr(DataProto, "concat", staticmethod(recorded))
+    plain = [stock_batch([{}]), stock_batch([{}])]
+    for number, batch in enumerate(plain):  # a column of dicts, as some trainers have it, is no reward for that
+        del batch.meta_info["reward_extra_keys"], batch.non_tensor_batch["reward_extra_info"]
+        batch.non_tensor_batch[f"metrics {number}"] = objects([{"acc": 1.0}])
+    with pytest.raises(AssertionError):
+        SparseDataProto.concat(plain)
+    assert calls == [plain]
+    assert len(SparseDataProto.concat([*plain, raw_batch([{}])])) == 3
+    assert len(calls) == 1, "a batch with rewards among them makes the call ours"
 
 
 @given(uniform_rows())
