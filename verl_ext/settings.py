@@ -208,6 +208,7 @@ def training_values(
             f"{int(missing.sum())} of {len(values)} samples lack the reward component {shown(key)}"
             f"{_by_source(data_sources, missing)}. Return it from the reward function for every sample, or name the "
             f"value to train with where it is missing: {_spelling(key)}"
+            + (f", or {SKIP} for 0.0, by which it counts only for the samples that have it" if use.skips else "")
         )
     if math.isnan(settings.fill[key]) and not use.skips:
         raise SettingsError(
