@@ -16,6 +16,8 @@ from verl_ext.errors import MissingRewardError, SettingsError, bare, shown
 from verl_ext.schema import is_machine_number
 
 SECTION = "verl_ext"
+SKIP = "skip"
+"""The fill by which a GDPO component counts only for the samples that have it."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,9 @@ class Settings:
         metrics: of which reward keys training logs metrics: `sparse`, those that some samples lack; `all`; or `off`.
         text_metrics: keys whose values are text, and of which training logs the shares of the commonest values.
         nan: whether NaN that a scorer emits is a `value`, or counts as `missing`.
-        fill: by reward key, the number to train with where a sample has not emitted the key. Also
-            `+verl_ext.fill={reward/jpeg: 0.0}`, for keys that Hydra's dotted form cannot spell.
+        fill: by reward key, the number to train with where a sample has not emitted the key; NaN stands for `skip`:
+            the component adds nothing to the advantage of such a sample. Also `+verl_ext.fill={reward/jpeg: 0.0}`, for
+            keys that Hydra's dotted form cannot spell.
     """
 
     fill: Mapping[str, float] = field(default_factory=dict)
@@ -95,8 +98,12 @@ def _fill_value(key: str, value: Any) -> float:
             f"{SECTION}.fill.{shown(key)[1:-1]} is {shown(value)}, not a number. For a key with a dot in it, write "
             f"{_spelling(f'{key}.{inner}')}"
         )
+    if value == SKIP:
+        return math.nan
     if isinstance(value, bool) or not _is_finite(value):
-        raise SettingsError(f"{SECTION}.fill for {shown(key)} is {shown(value)}; it must be a finite number in float32")
+        raise SettingsError(
+            f"{SECTION}.fill for {shown(key)} is {shown(value)}; it must be a finite number in float32, or {SKIP!r}"
+        )
     return float(value)
 
 
@@ -142,10 +149,12 @@ class Use:
         numbers: from values, one per sample, to the numbers `(samples,)` that verl makes of them; raises whatever it
             likes for values that are none.
         demand: what must hold of a value, and why, to end an error message.
+        skips: whether it can do without the samples that lack the key, which are NaN then.
     """
 
     numbers: Callable[[Sequence[Any]], np.ndarray]
     demand: str
+    skips: bool = False
 
 
 COMPARED = Use(
@@ -173,6 +182,7 @@ def training_values(
     Raises:
         MissingRewardError: samples lack the key and no fill value is set; how many, of which data sources.
         MissingRewardError: a value is no such number; names the row.
+        SettingsError: samples lack the key, and the use cannot skip them as the setting says.
     """
     values = list(column)
     missing = np.array([settings.misses(value) for value in values], dtype=bool)
@@ -198,6 +208,11 @@ def training_values(
             f"{int(missing.sum())} of {len(values)} samples lack the reward component {shown(key)}"
             f"{_by_source(data_sources, missing)}. Return it from the reward function for every sample, or name the "
             f"value to train with where it is missing: {_spelling(key)}"
+            + (f", or {SKIP} for 0.0, by which it counts only for the samples that have it" if use.skips else "")
+        )
+    if math.isnan(settings.fill[key]) and not use.skips:
+        raise SettingsError(
+            f"{SECTION}.fill for {shown(key)} is {SKIP!r}, which is for GDPO's components: here it must be {use.demand}"
         )
     filled = np.full(len(values), settings.fill[key], dtype=numbers.dtype)
     filled[rows] = numbers

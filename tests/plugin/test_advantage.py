@@ -1,17 +1,22 @@
 """GDPO's components: complete ones untouched, missing ones refused or filled, and never a NaN."""
 
 import logging
+import math
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from verl_ext import MissingRewardError, assemble_reward_extra_info, plugin
+from verl_ext import MissingRewardError, SettingsError, assemble_reward_extra_info, plugin
+from verl_ext.errors import UnsupportedVerlError
 from verl_ext.plugin import _site
-from verl_ext.plugin.advantage import components
+from verl_ext.plugin.advantage import _skipping, components
+from verl_ext.settings import COMPARED, Settings, training_values
 
 
 @pytest.fixture(autouse=True)
@@ -202,3 +207,66 @@ def test_a_component_that_never_came_without_a_fill_value_is_refused():
     algorithm = OmegaConf.create({"gdpo_reward_keys": ["form"]})
     with pytest.raises(MissingRewardError, match="4 of 4 samples lack the reward component 'form'"):
         components(algorithm, {"acc": ACC})
+
+
+# --- components that count only for those who have them --------------------------------------------------------------
+
+
+def plainly_skipped(columns):
+    """GDPO in float64: each component normalized by group, over those that have it, and their sum whitened."""
+    total = np.zeros(4)
+    for key in ("acc", "form"):
+        for group in ([0, 1], [2, 3]):
+            have = [row for row in group if columns[key][row] is not None]
+            values = np.array([columns[key][row] for row in have], dtype=float)
+            mean, std = (values.mean(), values.std(ddof=1)) if len(have) > 1 else (0.0, 1.0)  # as verl's GRPO
+            total[have] += (values - mean) / (std + 1e-6)
+    tokens = np.repeat(total, 2)
+    whitened = (tokens - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
+    return whitened.reshape(4, 2)
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=4, max_size=4),
+    st.lists(st.sampled_from([0.0, 1.0]), min_size=4, max_size=4),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_component_that_is_skipped_adds_nothing_to_those_that_lack_it_and_is_normalized_over_those_that_have_it(
+    gdpo, form, acc
+):
+    columns = {"acc": np.array(acc), "form": np.array(form, dtype=object)}
+    found = gdpo(columns, fill={"form": "skip"})
+    assert found.numpy() == pytest.approx(plainly_skipped(columns), abs=1e-3)
+    if None not in form:
+        assert torch.equal(found, on_stock({**columns, "form": np.array(form)}))
+
+
+def test_numbers_by_hand_of_a_component_that_is_skipped(gdpo):
+    """Of prompt v only the last answer has the form: a group of one, whose advantage is its value on verl."""
+    found = gdpo({"acc": ACC, "form": np.array([1.0, 0.0, None, 0.5], dtype=object)}, fill={"form": "skip"})[:, 0]
+    ones = np.sqrt(0.5)
+    parts = np.array([2 * ones, -2 * ones, ones, 0.5 - ones])
+    assert found.numpy() == pytest.approx((parts - parts.mean()) / np.repeat(parts, 2).std(ddof=1), abs=1e-4)
+
+
+def test_a_component_that_nobody_has_is_skipped_altogether_with_one_warning(gdpo, caplog):
+    found = gdpo({"acc": ACC}, fill={"form": "skip"})
+    assert found.numpy() == pytest.approx(plainly_skipped({"acc": ACC, "form": [None] * 4}), abs=1e-3)
+    assert [record.getMessage() for record in caplog.records] == [
+        "verl-ext: no sample of a whole batch has emitted the reward component 'form'; it counts for none"
+    ]
+
+
+def test_what_is_compared_by_a_group_filter_cannot_be_skipped():
+    skipping = Settings(fill={"acc": math.nan})
+    with pytest.raises(SettingsError, match="fill for 'acc' is 'skip', which is for GDPO's components"):
+        training_values("acc", [1.0, None], skipping, None, COMPARED)
+    assert training_values("acc", [1.0, 0.0], skipping, None, COMPARED).tolist() == [1.0, 0.0]
+
+
+def test_a_gdpo_that_puts_its_components_together_otherwise_is_a_named_error_rather_than_nan():
+    def gdpo(column):
+        return torch.tensor(column), torch.tensor(column)
+
+    with pytest.raises(UnsupportedVerlError, match="set a number instead of 'skip'"):
+        _skipping(gdpo, [1.0, math.nan])

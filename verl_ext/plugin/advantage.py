@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.errors import shown
+from verl_ext.errors import UnsupportedVerlError, shown
 from verl_ext.plugin._guard import refusing_missing_components
 from verl_ext.plugin._site import REST, Function, PatchSite, binder, warn_once
-from verl_ext.plugin._trial import ALIGNED, unless, verls_own
-from verl_ext.settings import Settings, Use, training_values
+from verl_ext.plugin._trial import ALIGNED, seeing, unless, verls_own
+from verl_ext.settings import SKIP, Settings, Use, training_values
 
 site = PatchSite(
     name="advantage",
@@ -56,10 +56,43 @@ def _compute_gdpo_outcome_advantage(stock: Function) -> Function:
         call = bind(*args, **kwargs)
         config, columns, batch = map(call.arguments.get, ("config", "non_tensor_batch", "batch"))
         if config is not None and columns is not None and batch is not None:  # else verl trains on the sum of rewards
-            call.arguments["non_tensor_batch"] = {**columns, **components(config, columns)}
+            found = components(config, columns)
+            call.arguments["non_tensor_batch"] = {**columns, **found}
+            if any(np.isnan(numbers).any() for numbers in found.values()):
+                return _skipping(stock, *call.args, **call.kwargs)
         return stock(*call.args, **call.kwargs)
 
     return compute_gdpo_outcome_advantage
+
+
+def _skipping(stock: Function, *args: Any, **kwargs: Any) -> Any:
+    """verl's GDPO, where a component that is NaN for a sample adds nothing to its advantage.
+
+    verl's own GRPO, which GDPO asks for each component's part, gets the samples that have it; the others' part is 0.
+
+    Raises:
+        UnsupportedVerlError: this verl's GDPO does not ask it.
+    """
+    grpo: Any = stock.__globals__.get(_GRPO)
+
+    def of_those_that_have_it(token_level_rewards: Any, response_mask: Any, index: Any, **rest: Any) -> Any:
+        has = ~token_level_rewards.isnan().any(dim=1)
+        part = token_level_rewards.new_zeros(token_level_rewards.shape)
+        if has.any():
+            rewards, mask = token_level_rewards[has], response_mask[has]
+            part[has] = grpo(token_level_rewards=rewards, response_mask=mask, index=index[has.cpu().numpy()], **rest)[0]
+        return part, part
+
+    advantages, returns = seeing(stock, **{_GRPO: of_those_that_have_it})(*args, **kwargs)
+    if advantages.isnan().any():
+        raise UnsupportedVerlError(
+            "this verl's GDPO does not take its components apart as verl-ext knows it, so that none can be skipped: "
+            f"set a number instead of {SKIP!r}"
+        )
+    return advantages, returns
+
+
+_GRPO = "compute_grpo_outcome_advantage"
 
 
 def component_keys(algorithm: Any) -> Sequence[str]:
@@ -78,7 +111,9 @@ def _trained(values: Sequence[Any]) -> np.ndarray:
     return numbers
 
 
-TRAINED = Use(_trained, "a finite number to train on, in float32. NaN would reach every advantage of its group")
+TRAINED = Use(
+    _trained, "a finite number to train on, in float32. NaN would reach every advantage of its group", skips=True
+)
 
 
 def components(algorithm: Any, columns: Any) -> dict[str, Any]:
@@ -96,8 +131,8 @@ def components(algorithm: Any, columns: Any) -> dict[str, Any]:
     for key in settings.fill.keys() & set(keys) - columns.keys():
         warn_once(
             ("never came", key),
-            f"no sample of a whole batch has emitted the reward component {shown(key)}; all of them train with its "
-            f"fill value, {settings.fill[key]}",
+            f"no sample of a whole batch has emitted the reward component {shown(key)}; "
+            + ("it counts for none" if np.isnan(settings.fill[key]) else f"all train with {settings.fill[key]}"),
         )
     sources = columns.get("data_source")
     rows = len(next(iter(columns.values()), ()))
