@@ -98,7 +98,7 @@ ALGORITHMS = {
     ),
 }
 
-STALLED = 240.0
+STALLED = 600.0
 """Seconds without a sign of life after which a run is given up."""
 
 PAUSE = 0.2
