@@ -178,7 +178,7 @@ def _score(function: Any, number: int, row: Mapping[str, Any], keys: Keys) -> No
             f"the reward function returns no score for row {number} (data source {shown(source)}): it must return a "
             f"number, or a dict with a number as 'score', and returned {shown(result)}"
         )
-    _count(keys, source, {str(key): recorded.kind(value) for key, value in returned.items()})
+    _count(keys, source, {str(key): recorded.kind_of(value) for key, value in returned.items()})
 
 
 async def _awaited(result: Any) -> Any:

@@ -44,9 +44,9 @@ class _Kept:
             place = traceback.extract_tb(error.__traceback__)[-1]
             line["error"] = f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
         elif isinstance(self.result, dict):
-            line["keys"] = {str(key): kind(value) for key, value in self.result.items()}
+            line["keys"] = {str(key): kind_of(value) for key, value in self.result.items()}
         else:
-            line["keys"] = {"acc": kind(self.result)}  # as verl's reward managers name it
+            line["keys"] = {"acc": kind_of(self.result)}  # as verl's reward managers name it
         with open(self._log, "a") as file:
             file.write(json.dumps(line) + "\n")  # one write: lines of several processes do not mix
 
@@ -61,7 +61,7 @@ def number(value: Any) -> float | None:
         return None
 
 
-def kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """What a value is to training: `none`, a `number` or `other`."""
     return "none" if value is None else "other" if number(value) is None else "number"
 
