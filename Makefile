@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train test matrix e2e soak bench audit docs dist lint format constraints clean
+.PHONY: help setup demo train test trained matrix e2e soak bench audit docs dist lint format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest)
 matrix: ## what touches verl, tested on every supported version of it (VERSIONS=... for some)
 	@for version in $(VERSIONS); do echo "verl $$version"; $(MAKE) --no-print-directory test VERL=$$version \
 		ARGS="-q --no-header tests/plugin tests/integration tests/e2e_v1 tests/test_protocol.py tests/test_doctor.py" || exit 1; done
+
+trained: $(READY) ## real training on a CPU, tested: some twenty runs of verl's command line, half an hour (ARGS=... goes to pytest)
+	$(BIN)/python -m pytest tests/trained -o python_files='trained_*.py' -p no:cacheprovider $(ARGS)
 
 # From tests/: the wheel of verl installs a package of the name `tests`.
 e2e: $(READY) ## every trainer to the end on CPU, stock beside verl-ext (ARGS=--short: in a minute)

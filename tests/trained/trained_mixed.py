@@ -1,4 +1,4 @@
-"""A recipe of three data sources whose scorers return different keys, trained to where the tiny model has learned it."""
+"""Three data sources whose scorers return different keys, trained to where the tiny model has learned the task."""
 
 import math
 

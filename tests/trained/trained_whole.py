@@ -1,4 +1,4 @@
-"""More of verl in one run: two ranks that share the weights, a reference model, validation, checkpoints and resuming."""
+"""More of verl in one run: two ranks that share the weights, a reference model, validation, and going on."""
 
 import math
 

@@ -30,6 +30,7 @@ PROCESS = {
     "VERL_USE_EXTERNAL_MODULES": "verl_ext.cpu.load",
     "VERL_USE_EXTERNAL_PLUGINS": "auto",
     "HYDRA_FULL_ERROR": "1",
+    "RAY_raylet_start_wait_time_s": "180",  # not 30: the machine may be busy
     "RAY_DEDUP_LOGS": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
