@@ -54,7 +54,7 @@ def test_gdpo_would_train_on_a_component_that_all_have(keys):
 
 def test_gdpo_would_stop_where_some_lack_a_component_and_the_fill_is_named(keys):
     [line], fills = dry_run.gdpo_verdict(keys, ["format"])
-    assert "2 of 2 of gsm8k lack it" in line
+    assert "it is missing in 2 of 2 of gsm8k" in line
     assert "+verl_ext.fill.format=0.0" in line
     assert fills == {"format": 0.0}
 
@@ -129,7 +129,7 @@ def mine(tmp_path):
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("raises", "raises on row 0 (data source 'mine'): LookupError"),
+        ("raises", "raises on row 0 (data source 'mine', answer '2'): LookupError"),
         ("nothing", "returns no score for row 0 (data source 'mine')"),
         ("missing", "has no function 'missing'"),
     ],

@@ -1,8 +1,8 @@
 """A dry run of one's own recipe: its rows and its reward function through real training, with a tiny model. Of verl:
 nothing by itself; `run` starts verl.
 
-The model's answers are noise, so that nothing is learned; what is to be seen is which keys come, from whom, and what
-training makes of them.
+The model's answers are noise, so that nothing is learned. To be seen is which keys come, from whom, and what training
+makes of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MOST_ROWS = 24
 RESPONSE = 16
 """Tokens of an answer."""
 
-BEST_KNOWN, NOISE = "the ground truth", "the tiny model's answers"
+NOISE = "?"
+"""An answer that is right nowhere: many scorers return other keys for what they cannot parse."""
 
 
 @dataclass
@@ -80,8 +81,10 @@ def dry_run(
     chosen = in_turn([row["data_source"] for row in rows], MOST_ROWS)
     keys = Keys()
     for number in chosen:
-        _score(function, number, rows[number], keys)
-    console.print(_coverage(keys, f"What {bare(reward)} returns for {BEST_KNOWN} of {len(chosen)} row(s)"))
+        for answer in (str(rows[number]["reward_model"]["ground_truth"]), NOISE):
+            _score(function, number, rows[number], answer, keys)
+    called = f"{len(chosen)} row(s), each with its ground truth and with {NOISE!r} for an answer"
+    console.print(_coverage(keys, f"What {bare(function.__name__)} returns: {called}"))
     wanted = list(components or sorted(key for key in keys.numbers if key not in OWN))
     verdict, fills = gdpo_verdict(keys, wanted)
     for line in verdict:
@@ -94,7 +97,7 @@ def dry_run(
     _raise_where_it_raised(run)
     trained = _keys_of(run)
     if trained.calls:
-        console.print(_coverage(trained, f"What it returned for {NOISE}, {sum(trained.calls.values())} in all"))
+        console.print(_coverage(trained, f"What it returned in training, for {sum(trained.calls.values())} answers"))
     console.print(table([outcome]))
     return int(_failed(outcome))
 
@@ -124,7 +127,7 @@ def gdpo_verdict(keys: Keys, components: Sequence[str]) -> tuple[list[str], dict
         fills[key] = 0.0
         whom = ", ".join(f"{count} of {total} of {bare(source)}" for source, (count, total) in lacking.items())
         lines.append(
-            f"GDPO: {bare(key)} would stop at the first batch: {whom} lack it. Name what to train with, for instance "
+            f"GDPO: {bare(key)} would stop the run: it is missing in {whom}. Name what to train with, for instance "
             f"{fill_setting(key)}; the run below does."
         )
     return lines, fills
@@ -152,23 +155,23 @@ def _function(reward: str) -> tuple[Path, Any]:
         raise RunError(f"{bare(file)} cannot be loaded: {type(error).__name__}: {shown(str(error))}") from error
 
 
-def _score(function: Any, number: int, row: Mapping[str, Any], keys: Keys) -> None:
-    """Call the function as verl does, with the ground truth for an answer."""
+def _score(function: Any, number: int, row: Mapping[str, Any], answer: str, keys: Keys) -> None:
+    """Call the function as verl does."""
     import asyncio
 
-    source, truth = row["data_source"], row["reward_model"]["ground_truth"]
+    source = row["data_source"]
     try:
         result = function(
             data_source=source,
-            solution_str=truth if isinstance(truth, str) else str(truth),
-            ground_truth=truth,
+            solution_str=answer,
+            ground_truth=row["reward_model"]["ground_truth"],
             extra_info=dict(row.get("extra_info") or {}),
         )
         if inspect.isawaitable(result):
             result = asyncio.run(_awaited(result))
     except (Exception, SystemExit) as error:
         raise RunError(
-            f"the reward function raises on row {number} (data source {shown(source)}): "
+            f"the reward function raises on row {number} (data source {shown(source)}, answer {shown(answer)}): "
             f"{type(error).__name__}: {shown(str(error))}"
         ) from error
     returned = result if isinstance(result, dict) else {"acc": result}
@@ -250,7 +253,7 @@ def _over(run: Run, components: Sequence[str], fills: Mapping[str, float]) -> Ru
     """The run with GDPO over these components."""
     from dataclasses import replace
 
-    filled = ", ".join(f"{_hydra(key)}: {value}" for key, value in fills.items())
+    filled = ", ".join(f"{key}: {value}" for key, value in fills.items())  # Hydra's keys have no quotes
     return replace(
         run,
         algorithm="own GDPO",

@@ -115,10 +115,11 @@ class Replica(RolloutReplica):  # type: ignore[misc]
     async def launch_servers(self) -> None:
         """Start the server, under the name by which the adapter finds it."""
         name = server_name(self.replica_rank)
+        kept = (self.config.custom or {}).get(WEIGHTS_DIR) if self.replica_rank == 0 else None  # all have the same
         server = (
             ray.remote(Server)
             .options(name=name, num_cpus=1, max_concurrency=self.max_concurrency)
-            .remote(self.model_config.path, self.config.response_length, (self.config.custom or {}).get(WEIGHTS_DIR))
+            .remote(self.model_config.path, self.config.response_length, kept)
         )
         self.servers = [server]
         self._server_handle, self._server_address = server, name
