@@ -13,7 +13,9 @@ def build_model(path: Path) -> Path:
     """Write tokenizer, configuration and weights into `path`, and return `path`: some 27,000 parameters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # beside the runs' own
     rig.build_model_dir(path)
     config = LlamaConfig.from_pretrained(path)
     config.update({"hidden_size": 32, "intermediate_size": 64, "head_dim": 16, "initializer_range": 0.1})

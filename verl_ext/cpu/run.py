@@ -30,7 +30,6 @@ PROCESS = {
     "VERL_USE_EXTERNAL_MODULES": "verl_ext.cpu.load",
     "VERL_USE_EXTERNAL_PLUGINS": "auto",
     "HYDRA_FULL_ERROR": "1",
-    "RAY_raylet_start_wait_time_s": "180",  # not 30: the machine may be busy
     "RAY_DEDUP_LOGS": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -101,6 +100,9 @@ ALGORITHMS = {
 
 STALLED = 600.0
 """Seconds without a sign of life after which a run is given up."""
+
+ATTEMPTS, NO_RAY = 4, "timed out during startup"
+"""How often Ray is started: it gives up after 30 seconds, which a busy machine needs and no setting changes."""
 
 PAUSE = 0.2
 """Seconds between two looks at a run."""
@@ -270,14 +272,17 @@ class Run:
         Returns:
             The exit code. A run that shows no sign of life for STALLED seconds is ended: -1.
         """
-        with self.started() as process:
-            while (code := process.poll()) is None:
-                yield len(self.logged())
-                if time.time() - self.alive() > STALLED:
-                    with self.log.open("a") as log:
-                        log.write(f"\nTimeoutError: given up after {STALLED:.0f} s without a sign of life\n")
-                    return -1
-                time.sleep(PAUSE)
+        for _ in range(ATTEMPTS):
+            with self.started() as process:
+                while (code := process.poll()) is None:
+                    yield len(self.logged())
+                    if time.time() - self.alive() > STALLED:
+                        with self.log.open("a") as log:
+                            log.write(f"\nTimeoutError: given up after {STALLED:.0f} s without a sign of life\n")
+                        return -1
+                    time.sleep(PAUSE)
+            if code == 0 or NO_RAY not in self.error():
+                break
         yield len(self.logged())
         return code
 
