@@ -22,7 +22,7 @@ from rich.text import Text
 from verl_ext.cpu import recorded
 from verl_ext.cpu.outcome import OWN, Outcome
 from verl_ext.cpu.run import Run, RunError
-from verl_ext.cpu.train import carry_out, check_verl, prepare, table
+from verl_ext.cpu.train import WIDTH, carry_out, check_verl, prepare, table
 from verl_ext.errors import bare, shown
 
 MOST_ROWS = 24
@@ -75,6 +75,8 @@ def dry_run(
     from verl_ext.demo.data import read_rows
 
     check_verl()
+    if not console.is_terminal:
+        console.width = WIDTH
     rows = read_rows(rows_file, recorded=False)
     path, function = _function(reward)
     reward = f"{path}:{function.__name__}"

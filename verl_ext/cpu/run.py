@@ -110,7 +110,7 @@ PAUSE = 0.2
 _ENDED = 20.0
 """Seconds that verl has to end its Ray when a run is broken off."""
 
-_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*")
+_ERROR = re.compile(r"(?:\w+\.)*(?:\w+(?:Error|Interrupt|Exit)|\w*Exception)(?::.*)?$")
 
 
 class RunError(VerlExtError, RuntimeError):
@@ -258,7 +258,7 @@ class Run:
         """The exception that the run ended with, in a line; what the log ends with, where there is none."""
         lines = self.log.read_text(errors="replace").splitlines()
         own = [line for line in lines if not line.startswith(("\x1b[36m(", "("))]  # not those of workers
-        errors = [line for line in own if _ERROR.match(line) and not line.startswith("ray.exceptions.")]
+        errors = [line for line in own if _ERROR.match(line) and not line.startswith("ray.exceptions.RayTaskError")]
         return errors[-1] if errors else (own or lines or ["it printed nothing"])[-1]
 
     def alive(self) -> float:
