@@ -272,6 +272,7 @@ class Run:
         Returns:
             The exit code. A run that shows no sign of life for STALLED seconds is ended: -1.
         """
+        code: int | None = None
         for _ in range(ATTEMPTS):
             with self.started() as process:
                 while (code := process.poll()) is None:
@@ -284,7 +285,7 @@ class Run:
             if code == 0 or NO_RAY not in self.error():
                 break
         yield len(self.logged())
-        return code
+        return -1 if code is None else code
 
 
 @contextmanager
