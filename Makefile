@@ -72,11 +72,12 @@ docs: .venv/docs/.ready ## the documentation as a site in build/site, warnings a
 	.venv/docs/bin/python $(INSTALL) -r $<
 	touch $@
 
-dist: $(READY) ## the wheel and the sdist in dist/, each tried in an empty environment
+dist: $(READY) ## the wheel and the sdist in dist/, tried in an empty environment
 	$(BIN)/python $(INSTALL) build
 	rm -rf dist && $(BIN)/python -m build --outdir dist . >/dev/null
-	@for file in dist/*; do $(PYTHON) -m venv --clear build/try && build/try/bin/python $(INSTALL) \
-		-c $(CONSTRAINTS) "$$file[cli]" && (cd build && try/bin/python ../tests/smoke.py) || exit 1; done
+	$(PYTHON) -m venv --clear build/try && build/try/bin/python $(INSTALL) -c $(CONSTRAINTS) "$$(echo dist/*.whl)[cli]"
+	@for file in dist/*; do build/try/bin/python $(INSTALL) --force-reinstall --no-deps "$$file" \
+		&& (cd build && try/bin/python ../tests/smoke.py) || exit 1; done
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .

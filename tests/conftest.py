@@ -1,10 +1,12 @@
-"""The plugin off for the length of a `with`, for every test that shows what stock verl does."""
+"""What tests of any folder share: the plugin off for the length of a `with`, one Ray, a model's files, rows."""
 
 from contextlib import contextmanager
 
 import pytest
 
 from verl_ext import plugin
+from verl_ext.demo import rig
+from verl_ext.demo.data import read_rows
 
 
 @pytest.fixture
@@ -20,3 +22,24 @@ def stock():
             plugin.activate()
 
     return off
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """One local Ray for the session, where managers share worker processes."""
+    import actors  # which imports Ray: not for tests that need none of this
+
+    with rig.local_ray(), actors.shared():
+        yield
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory):
+    """A tokenizer, and the configuration of a model without weights."""
+    return rig.build_model_dir(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def rows():
+    """The demo's rows: gsm8k, math_dapo and MATH in turn, with right, wrong and unparsable answers."""
+    return read_rows()

@@ -1,12 +1,12 @@
 """The slow obvious version of `assemble_reward_extra_info`: key by key, all values of a key at once, no case apart.
 
-What the fast one returns is compared with this in `test_schema`. Kept as it was written first: do not make it fast.
+What the fast one returns is compared with this in `test_schema`. Kept obvious: do not make it fast.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,8 +16,8 @@ _EXACT_IN_FLOAT64 = 2**53
 _FREE_TEXT_BYTES = 2**20
 _TEXT_PADDING = 8
 _DEEPEST = 16
+_LARGEST = 2**22
 _PYTHON_NUMBERS = frozenset((bool, int, float, complex))
-_SEQUENCES = frozenset((list, tuple, np.ndarray))
 
 
 def slowly_assembled(infos: Iterable[dict[str, Any] | None]) -> dict[str, np.ndarray]:
@@ -113,16 +113,16 @@ def _text(values: Sequence[Any], types: set[type]) -> np.ndarray | None:
 
 
 def _nested(values: Sequence[Any], types: set[type]) -> np.ndarray | None:
-    """Lists, tuples and arrays of one shape whose leaves are all of one kind and held exactly: an n-D array."""
-    if not types or not types <= _SEQUENCES:
+    """What NumPy opens, of one shape, with leaves that are all of one kind and held exactly: an n-D array."""
+    opened = [_opened(value) for value in values]
+    shapes = {_shape(value) for value in opened}
+    (shape, *others) = shapes or [None]
+    if others or not shape:
         return None
-    shape = _shape(values[0])
-    if not shape or any(_shape(value) != shape for value in values[1:]):
-        return None
-    dtype = _dtype_of_arrays(values)
+    dtype = _dtype_of_arrays(opened)
     if dtype is not None and dtype.kind in "biufc":
-        return np.stack(values)
-    leaves = [leaf for value in values for leaf in _leaves(value, len(shape))]
+        return np.stack(opened)
+    leaves = [leaf for value in opened for leaf in _leaves(value, len(shape))]
     if not leaves:
         return np.empty((len(values), *shape), dtype=dtype or np.float64)
     leaf_types = set(map(type, leaves))
@@ -132,7 +132,7 @@ def _nested(values: Sequence[Any], types: set[type]) -> np.ndarray | None:
     if column is None:
         return None
     # Text arrays that all bring one width keep it, as on stock.
-    return column.reshape(len(values), *shape) if dtype is None else np.stack(values)
+    return column.reshape(len(values), *shape) if dtype is None else np.stack(opened)
 
 
 RULES = (_numbers, _text, _nested)
@@ -142,7 +142,10 @@ RULES = (_numbers, _text, _nested)
 
 
 def _is_numpy_number(kind: type) -> bool:
-    return issubclass(kind, np.bool_ | np.number) and not issubclass(kind, np.timedelta64)
+    if not issubclass(kind, np.generic):
+        return False
+    # `ml_dtypes` registers scalars that are no np.number
+    return not issubclass(kind, np.flexible | np.object_ | np.datetime64 | np.timedelta64)
 
 
 def _is_tensor(kind: type) -> bool:
@@ -158,16 +161,21 @@ def _is_plain(kind: type) -> bool:
 
 def _numpy_dtype(value: Any) -> np.dtype | None:
     """The dtype that a NumPy scalar, a 0-d numeric array or a 0-d tensor brings along; `None` for anything else."""
-    if _is_numpy_number(type(value)) or (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc"):
-        dtype: np.dtype = value.dtype.newbyteorder("=")
-        return dtype
-    if _is_tensor(type(value)) and value.ndim == 0:
-        name = str(value.dtype).removeprefix("torch.")
-        try:
-            return np.dtype(name)  # the two share their names, but for bfloat16 and the like, which NumPy lacks
-        except TypeError:
-            return None
-    return None
+    if isinstance(value, np.generic) or (type(value) is np.ndarray and value.ndim == 0):
+        dtype = value.dtype.newbyteorder("=")
+    elif _is_tensor(type(value)) and value.ndim == 0:
+        dtype = _of_torch(value.dtype)
+    else:
+        return None
+    return dtype if dtype is not None and dtype.isbuiltin != 2 and dtype.kind in "biufc" else None
+
+
+def _of_torch(dtype: Any) -> np.dtype | None:
+    torch = sys.modules["torch"]
+    try:
+        return torch.ones(1, dtype=dtype).numpy().dtype
+    except TypeError:  # bfloat16 and the like
+        return None
 
 
 def _brought_dtype(values: Sequence[Any]) -> np.dtype | None:
@@ -186,7 +194,7 @@ def _python_number(value: Any, otherwise: Any) -> Any:
         return value
     if _is_numpy_number(type(value)):
         number = value.item()
-    elif (type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in "biufc") or (
+    elif (type(value) is np.ndarray and value.ndim == 0 and _is_numpy_number(value.dtype.type)) or (
         _is_tensor(type(value)) and value.ndim == 0
     ):
         try:
@@ -201,16 +209,49 @@ def _python_number(value: Any, otherwise: Any) -> Any:
     return number
 
 
-def _shape(value: Any, _open: tuple[int, ...] = ()) -> tuple[int, ...] | None:
-    """The shape of nested lists, tuples and arrays; `()` for a leaf, `None` if ragged, opaque or too deep."""
-    kind = type(value)
-    if kind is np.ndarray:
-        return value.shape if value.dtype.kind in "biufcU" else None
-    if kind is not list and kind is not tuple:
-        return ()
-    if len(_open) == _DEEPEST or id(value) in _open:  # a list may hold itself
+def _opened(value: Any, _open: tuple[int, ...] = ()) -> Any:
+    """Nested lists and arrays in the place of all that NumPy opens; `...` for what is within itself, or too deep."""
+    if isinstance(value, str | bytes | bytearray | Mapping | np.generic):
+        return value
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.matrix, np.memmap):
+        return value
+    try:
+        items = _array_in(value)
+        if items is None:
+            items = list(value) if 0 <= len(value) <= _LARGEST and hasattr(type(value), "__getitem__") else value
+    except Exception:
+        return value
+    if not isinstance(items, list):
+        return items
+    if len(_open) == _DEEPEST or id(value) in _open:
+        return ...
+    return [_opened(item, (*_open, id(value))) for item in items]
+
+
+def _array_in(value: Any) -> Any:
+    """The array in a tensor, a buffer or an object with `__array__`; lists, where NumPy does not ship its dtype."""
+    if _is_tensor(type(value)):
+        if value.ndim == 0:
+            return value
+        return value.tolist() if _of_torch(value.dtype) is None else value.detach().resolve_conj().numpy()
+    if not hasattr(value, "__array__"):
+        try:
+            memoryview(value)
+        except TypeError:
+            return None
+    array = np.asarray(value)
+    return array if array.dtype.isbuiltin != 2 or array.ndim == 0 else array.tolist()
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of nested lists and arrays; `()` for a leaf, `None` if ragged or opaque."""
+    if value is ...:
         return None
-    shapes = {_shape(item, (*_open, id(value))) for item in value} or {()}
+    if type(value) is np.ndarray:
+        return value.shape if value.dtype.kind in "biufcU" or value.ndim == 0 else None
+    if not isinstance(value, list):
+        return ()
+    shapes = {_shape(item) for item in value} or {()}
     inner = shapes.pop()
     return None if shapes or inner is None else (len(value), *inner)
 

@@ -6,18 +6,20 @@ a column in which every value is of another kind only ever exercises the last ru
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import datetime
 import enum
 import functools
 import itertools
 import os
-from collections import OrderedDict, namedtuple
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, UserList, deque, namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -85,6 +87,40 @@ class Judgement:
 
     text: str
     tokens: list[int] = dataclasses.field(default_factory=list)
+
+
+class Steps(list):
+    """A scorer's own kind of list."""
+
+
+class Pages:
+    """A sequence by `__len__` and `__getitem__` alone."""
+
+    def __init__(self, items: Iterable[object]) -> None:
+        self.items = list(items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> object:
+        return self.items[place]
+
+
+class Told(Pages):
+    """One that says which array it is; as a sequence it would be another."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        return np.array(self.items, dtype)
+
+    def __getitem__(self, place: int) -> object:
+        raise AssertionError("NumPy asks for the array first")
+
+
+class Unsized(Pages):
+    """One that does not say how long it is."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("not to be counted")
 
 
 def list_in_itself() -> list[object]:
@@ -187,6 +223,31 @@ def lists(leaves: st.SearchStrategy[object], shape: tuple[int, ...]) -> st.Searc
     return inner | inner.map(tuple)
 
 
+Pair = namedtuple("Pair", "first second")
+OPENED: dict[str, Callable[[list], object]] = {
+    "list subclass": Steps,
+    "deque": deque,
+    "UserList": UserList,
+    "sequence": Pages,
+    "__array__": Told,
+    "series": lambda items: pd.Series(items, dtype=None if items else float),
+    "array.array": lambda items: array.array("d", map(float, items)),
+    "tensor": lambda items: torch.tensor(items, dtype=torch.float64),
+    "matrix": lambda items: np.asarray([items]).view(np.matrix),
+}
+"""What NumPy opens as a list of numbers, besides lists, tuples and arrays: how each kind is made of one."""
+
+
+@st.composite
+def array_likes(draw: st.DrawFn, length: int | None = None) -> object:
+    """Numbers in something that NumPy opens, within a list or not."""
+    length = draw(st.integers(0, 3)) if length is None else length
+    small = draw(st.lists(st.integers(-(2**53), 2**53) | st.just(0.5), min_size=length, max_size=length))
+    made = [OPENED[draw(st.sampled_from(sorted(OPENED)))](small), range(length), torch.Size(range(length))]
+    value = draw(st.sampled_from([*made, *([Pair(*small)] if length == 2 else [])]))
+    return [value, value] if draw(st.integers(0, 3)) == 0 else value
+
+
 @st.composite
 def arrays(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> np.ndarray:
     shape = draw(st.sampled_from(SHAPES)) if shape is None else shape
@@ -222,6 +283,7 @@ def opaque_values() -> st.SearchStrategy[object]:
         st.builds(dict_in_itself),
         st.sampled_from(
             [
+                Unsized([1.0]),
                 Colour.RED,
                 datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc),
                 Decimal("0.1"),
@@ -258,6 +320,7 @@ def reward_values() -> st.SearchStrategy[object]:
         st.none(),
         arrays(),
         tensors(),
+        array_likes(),
         opaque_values(),
         mixed_sequences(),
         st.sampled_from(SHAPES).flatmap(lambda shape: lists(numbers(), shape)),
@@ -284,6 +347,7 @@ def families() -> st.SearchStrategy[st.SearchStrategy[object]]:
     sequences = [lists(leaves, shape) for leaves in one_kind for shape in SHAPES]
     sequences += [lists(leaves, shape) | arrays(shape) for leaves in one_kind for shape in SHAPES]
     sequences += [arrays(shape) for shape in SHAPES]
+    sequences += [array_likes(2), array_likes(2) | lists(numbers(), (2,)) | arrays((2,)), array_likes()]
     anything = [arrays(), tensors(), opaque_values(), mixed_sequences(), reward_values()]
     return st.one_of(st.sampled_from(scalars), st.sampled_from(sequences), st.sampled_from(anything))
 
@@ -295,6 +359,10 @@ def plain_families() -> st.SearchStrategy[st.SearchStrategy[object]]:
     short = st.text(max_size=6).filter(lambda text: not text.endswith("\0"))
     uniform = [exact_integers, python_floats(), st.booleans(), short]
     by_shape = [lists(leaves, shape) for leaves in uniform for shape in [(0,), (1,), (2,), (2, 2)]]
+    by_kind = [
+        st.lists(exact_integers, min_size=2, max_size=2).map(opened) for opened in [*OPENED.values(), tuple, Pair._make]
+    ]
+    by_kind += [st.integers(0, 9).map(lambda start: range(start, start + 3))]
     # (a long double has padding bytes, which no two of them need share)
     narrow = [numpy_numbers((kind,)) for kind in NUMPY_NUMBERS if kind is not np.longdouble]
     objects = [
@@ -306,7 +374,7 @@ def plain_families() -> st.SearchStrategy[st.SearchStrategy[object]]:
         st.builds(Opaque, st.integers(0, 99)),
     ]
     mixed = [python_floats() | exact_integers | st.booleans(), st.booleans() | exact_integers]
-    return st.sampled_from([*uniform, *mixed, *by_shape, *narrow, *objects])
+    return st.sampled_from([*uniform, *mixed, *by_shape, *by_kind, *narrow, *objects])
 
 
 def values_of_one_key(max_rows: int = 4) -> st.SearchStrategy[list[object]]:
@@ -320,12 +388,14 @@ def plain_values(max_rows: int = 5) -> st.SearchStrategy[list[object]]:
 # --- rows --------------------------------------------------------------------------------------------------------
 
 KEYS = ("acc", "score", "pred", "reward/format", "steps", "", "\ud800", "feedback")
+ANY_KEYS = (*KEYS, 7, "7", None, True, Colour.RED, ("acc", 7))
+"""With such as are no `str`, which stock verl carries until it makes a TensorDict of the batch."""
 
 
 @st.composite
-def reward_rows(draw: st.DrawFn, max_rows: int = 6) -> list[dict[str, object] | None]:
+def reward_rows(draw: st.DrawFn, max_rows: int = 6, keys: Sequence[object] = KEYS) -> list[dict[object, object] | None]:
     """Rows of a mixed batch: each follows one of a handful of schemas, or emits nothing (`{}` or `None`)."""
-    keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True))
+    keys = draw(st.lists(st.sampled_from(keys), min_size=1, max_size=4, unique=True))
     values = {key: draw(families()) for key in keys}
     schemas = draw(st.lists(st.permutations(keys).flatmap(_prefixes), min_size=1, max_size=3))
     if draw(st.booleans()):
@@ -341,9 +411,11 @@ def _prefixes(keys: list[str]) -> st.SearchStrategy[list[str]]:
 
 
 @st.composite
-def uniform_rows(draw: st.DrawFn, min_rows: int = 1, max_rows: int = 5) -> list[dict[str, object]]:
+def uniform_rows(
+    draw: st.DrawFn, min_rows: int = 1, max_rows: int = 5, keys: Sequence[object] = KEYS
+) -> list[dict[object, object]]:
     """Rows that all have the same keys, with values that stock verl turns into columns without harm."""
-    keys = draw(st.lists(st.sampled_from(KEYS), max_size=4, unique=True))
+    keys = draw(st.lists(st.sampled_from(keys), max_size=4, unique=True))
     values = {key: draw(plain_families()) for key in keys}
     return draw(st.lists(st.fixed_dictionaries(values), min_size=min_rows, max_size=max_rows))
 
@@ -382,7 +454,7 @@ def objects(values: Iterable[object]) -> np.ndarray:
 
 
 def alike(one: object, other: object, _open: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Equal in value and in kind, where list, tuple, array and tensor are one kind, and so are all numbers.
+    """Equal in value and in kind; what NumPy opens (list, array, tensor, ...) is all one kind, and so are all numbers.
 
     NaN is alike NaN. Written without a look at how the package compares.
     """
@@ -396,6 +468,7 @@ def alike(one: object, other: object, _open: frozenset[tuple[int, int]] = frozen
     if kind == "text":
         return str.__eq__(one, other)
     if kind == "sequence":
+        one, other = list(items_of(one)), list(items_of(other))
         return len(one) == len(other) and all(alike(a, b, _open) for a, b in zip(one, other, strict=True))
     if kind == "dict":
         return list(one) == list(other) and all(alike(one[key], other[key], _open) for key in one)
@@ -406,23 +479,37 @@ def _told(value: object) -> object:
     """What two objects of one type are compared by."""
     if isinstance(value, Opaque):
         return value.tag
+    if isinstance(value, Unsized):
+        return value.items
     if isinstance(value, torch.Tensor):  # on the meta device: it has no values
         return value.dtype, value.shape
     return value.tolist() if isinstance(value, np.ma.MaskedArray) else value
 
 
 def kind_of(value: object) -> str:
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and not isinstance(value, np.str_):
-        if isinstance(value, torch.Tensor):
-            known = not value.is_meta
-        else:
-            known = value.dtype.kind in "biufc" or (value.ndim > 0 and type(value) is np.ndarray)
-        return "object" if not known else "sequence" if value.ndim else "number"
+    if isinstance(value, torch.Tensor):
+        return "object" if value.is_meta or value.layout != torch.strided else "sequence" if value.ndim else "number"
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.matrix, np.memmap):
+        return "object"  # a masked array, which says more than its elements
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.str_):
+        counts = value.dtype.kind in "biufc" or value.dtype.isbuiltin == 2  # 2: registered, as by ml_dtypes
+        return "sequence" if value.ndim else "number" if counts else "object"
     if isinstance(value, bool | int | float | complex):
         return "number"
     if isinstance(value, str):
         return "text"
-    return {list: "sequence", tuple: "sequence", dict: "dict"}.get(type(value), "object")
+    if hasattr(type(value), "__array__"):
+        return "sequence"
+    if isinstance(value, list | tuple | range | deque | UserList | array.array | memoryview | Pages):
+        return "sequence" if type(value) is not Unsized else "object"
+    return "dict" if type(value) is dict else "object"
+
+
+def items_of(value: object) -> Iterable[object]:
+    """What is in a value of kind "sequence": of one of which `__array__` says what is in it, of that array."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return np.asarray(value) if hasattr(value, "__array__") else value
 
 
 def _parts(number: object) -> tuple[object, object]:

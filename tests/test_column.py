@@ -108,9 +108,17 @@ def test_a_row_that_is_no_dict_is_refused_by_its_number_and_type(bad: object, ki
 
 
 @pytest.mark.parametrize("key", [5, None, b"acc", ("a", "b"), 1.5, 10**5000], ids=lambda key: type(key).__name__)
-def test_a_key_that_is_no_str_is_refused_by_its_row_and_type(key: object) -> None:
-    with pytest.raises(RowError, match=rf"^row 1 has the key .*, which is a {type(key).__name__}; .* must be str"):
-        SparseNonTensor([{"acc": 1.0}, {"acc": 1.0, key: 2.0}])  # type: ignore[dict-item]
+def test_a_key_need_not_be_a_str(key: object) -> None:
+    rows = [{"acc": 1.0}, {"acc": 1.0, key: 2.0}]
+    column = SparseNonTensor(rows)
+    assert column.keys() == ["acc", key]
+    assert column.present(key).tolist() == [False, True]
+    assert_column(np.concatenate([column, plain(rows)]), rows * 2)
+    column[0] = rows[1]
+    assert_column(column, [rows[1]] * 2)
+    assert repr(pickle.loads(pickle.dumps(column))) == repr(column)  # noqa: S301
+    assert repr(column).startswith("SparseNonTensor(2 rows; acc 2/2, ")
+    assert repr(column).isprintable()
 
 
 def test_a_str_subclass_is_a_key() -> None:
@@ -357,8 +365,8 @@ def test_a_joined_column_has_memory_of_its_own(column: SparseNonTensor) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [np.arange(2), np.array(["a", "b"]), plain(["a", {}]), plain([[{}], {}]), plain([{1: 2}]), [1.0], ["a"]],
-    ids=["int64", "text", "a str among dicts", "a list among dicts", "an int as key", "list", "list of text"],
+    [np.arange(2), np.array(["a", "b"]), plain(["a", {}]), plain([[{}], {}]), [1.0], ["a"]],
+    ids=["int64", "text", "a str among dicts", "a list among dicts", "list", "list of text"],
 )
 @pytest.mark.parametrize(
     "join",
@@ -407,7 +415,7 @@ def test_rows_are_written_by_any_index(column: SparseNonTensor) -> None:
     assert folded.tolist() == [[{}, row], [None, None]]
 
 
-@pytest.mark.parametrize("value", ["acc", 5, 1.0, [{}], ({},), plain([{}]), plain([5]), np.array(5), {1: 2}, object()])
+@pytest.mark.parametrize("value", ["acc", 5, 1.0, [{}], ({},), plain([{}]), plain([5]), np.array(5), object()])
 def test_one_place_takes_one_row_and_nothing_else(column: SparseNonTensor, value: Any) -> None:
     with pytest.raises(RowError, match="row 0"):
         column[0] = value
@@ -416,7 +424,7 @@ def test_one_place_takes_one_row_and_nothing_else(column: SparseNonTensor, value
 
 @pytest.mark.parametrize(
     "value",
-    ["acc", 5, [1, 2], [{}, 5], [{}, {1: 2}], [[1], [1, 2]], np.arange(2), ({} for _ in range(2))],
+    ["acc", 5, [1, 2], [{}, 5], [[1], [1, 2]], np.arange(2), ({} for _ in range(2))],
 )
 def test_several_places_take_rows_and_nothing_else(column: SparseNonTensor, value: Any) -> None:
     for index in (slice(2), [0, 1], np.array([True, True, False, False, False])):

@@ -81,6 +81,13 @@ def test_a_collision_of_a_hostile_key_neither_floods_nor_drives_a_terminal() -> 
     assert len(str(error)) < 500
 
 
+@pytest.mark.parametrize("key", [1, None, ("a", "b"), 10**5000], ids=type)
+def test_a_collision_of_a_key_that_is_no_text_is_named_as_any(key: object) -> None:
+    error = FieldCollisionError({key: "a column of this batch"})
+    assert str(error).startswith(f"1 reward key(s) would overwrite what the batch already holds: {shown(key)} is")
+    assert shown(f"reward_{shown(key)}") in str(error)
+
+
 class ReprRaises:
     def __repr__(self) -> str:
         raise RuntimeError("no repr today")

@@ -22,7 +22,8 @@ from verl_ext.errors import VerlExtError
 from verl_ext.plugin import _dump
 from verl_ext.plugin._sendable import refuse_unsendable
 from verl_ext.plugin._site import warn_once
-from verl_ext.plugin.reward_loop import refuse_missing_scores, told_by
+from verl_ext.plugin.advantage import TRAINED
+from verl_ext.plugin.reward_loop import required_scores, told_by
 from verl_ext.protocol import attach_reward_extra_info
 from verl_ext.reward_metrics import RewardMetrics
 from verl_ext.settings import Settings, training_values
@@ -73,7 +74,9 @@ CONFIG = OmegaConf.create(
 
 ERRORS = {
     "a row": lambda text: SparseNonTensor([text]),
-    "a row's key": lambda text: SparseNonTensor([{text.encode("utf-8", "surrogatepass"): 1}]),
+    "a key that a TensorDict refuses": lambda text: SparseDataProto(
+        non_tensor_batch={text.encode("utf-8", "surrogatepass"): objects([1])}
+    ).to_tensordict(),
     "a key that is taken": lambda text: batch([{text: 1}], **{text: objects([0])}).finalize(),
     "its data source": lambda text: batch([{"uid": 1}], uid=objects([0]), data_source=objects([text])).finalize(),
     "a folded column": finalize_folded,
@@ -91,12 +94,12 @@ ERRORS = {
     "a fill": lambda text: Settings.of({"verl_ext": {"fill": {text: text}}}),
     "all fills": lambda text: Settings.of({"verl_ext": {"fill": text}}),
     "text metrics": lambda text: Settings.of({"verl_ext": {"text_metrics": text}}),
-    "a missing component": lambda text: training_values(text, objects([None]), 1, Settings(), [text]),
-    "a component that is text": lambda text: training_values(text, objects([text]), 1, Settings(), [text]),
-    "a missing score": lambda text: refuse_missing_scores(
+    "a missing component": lambda text: training_values(text, [None], Settings(), [text], TRAINED),
+    "a component that is text": lambda text: training_values(text, [text], Settings(), [text], TRAINED),
+    "a missing score": lambda text: required_scores(
         [None], {"data_source": [text], "extra_info": [{"index": text}]}, CONFIG
     ),
-    "a score that is text": lambda text: refuse_missing_scores([text], {"data_source": [text]}, CONFIG),
+    "a score that is text": lambda text: required_scores([text], {"data_source": [text]}, CONFIG),
     "what cannot be sent": lambda text: refuse_unsendable(
         {text: Unsendable(text)}, f"a sample{told_by(0, {'data_source': [text]})}"
     ),
@@ -128,7 +131,7 @@ def kept_metrics(columns, **options):
 
 WARNINGS = {
     "validation": validation,
-    "a dump": lambda text: _dump._json_value(text, object()),
+    "a dump": lambda text: _dump.dumpable({text: [object()]}, {"input": [""]}),
     "NaN": kept_metrics(lambda text: [{text: [float("nan")]}]),
     "infinity": kept_metrics(lambda text: [{text: [float("inf")]}]),
     "a key that changes": kept_metrics(lambda text: [{text: [1.0]}, {text: [text]}]),

@@ -31,7 +31,7 @@ from verl.protocol import DataProto, fold_batch_dim, pad_dataproto_to_divisor, u
 
 from verl_ext import SparseDataProto, SparseNonTensor, plugin, schema
 from verl_ext.column import RAW_COLUMN
-from verl_ext.protocol import REWARD_KEYS, as_sparse, is_sparse
+from verl_ext.protocol import REWARD_KEYS, as_sparse, is_ours
 
 PROGRAMS = int(os.environ.get("VERL_EXT_PROGRAMS", "300"))
 _MOST_ROWS = 16
@@ -170,7 +170,7 @@ class Batches(RuleBasedStateMachine):
         name=st.sampled_from([SparseDataProto, DataProto]),
     )
     def concat(self, some, name):
-        if sum(len(one.batch) for one in some) > _MOST_ROWS or not any(is_sparse(one.batch) for one in some):
+        if sum(len(one.batch) for one in some) > _MOST_ROWS or not any(is_ours(one.batch) for one in some):
             return multiple()  # (plain batches alone are verl's own affair)
         return self.tracked(name.concat([one.batch for one in some]), joined([one.model for one in some]))
 

@@ -2,6 +2,8 @@
 
 import math
 import re
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -77,6 +79,26 @@ def test_the_summaries_of_steps_add_up_to_that_of_all_their_samples_whatever_the
     assert found.keys() == everything.keys()
     for name, value in everything.items():
         assert found[name] == pytest.approx(value, rel=1e-9, abs=1e-6)
+
+
+any_finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.lists(any_finite, min_size=1, max_size=8), min_size=1, max_size=6))
+def test_the_mean_and_the_deviation_are_right_up_to_the_largest_float(steps):
+    values = [Fraction(value) for values in steps for value in values]
+    mean = sum(values) / len(values)
+    with localcontext() as exact:
+        exact.prec = 60
+        variance = sum((value - mean) ** 2 for value in values) / len(values)
+        std = float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt())
+    largest = max(map(abs, values))
+    for found in (
+        Summary.of(np.array([value for values in steps for value in values]), len(values)),
+        sum((Summary.of(np.array(values), len(values)) for values in steps), Summary(0)),
+    ):
+        assert found.mean == pytest.approx(float(mean), rel=1e-9, abs=float(largest) * 1e-9 + 1e-300)
+        assert found.std == pytest.approx(std, rel=1e-7, abs=float(largest) * 1e-7 + 1e-300)
 
 
 @pytest.mark.parametrize("values", [[math.inf, 1.0], [1.0, math.inf], [math.inf, math.inf], [-math.inf, math.inf]])
@@ -287,13 +309,79 @@ def test_text_that_a_model_wrote_makes_neither_long_nor_many_nor_hostile_names()
     assert sum(shares) == pytest.approx(1.0)
 
 
-def test_two_keys_that_would_be_logged_under_one_name_are_said_and_the_first_stays():
-    said = {}
-    run = RewardMetrics("all", warn=said.__setitem__)
-    rows = [{"b/acc": 1.0, "a/b/acc": 3.0}, {"b/acc": 0.0, "a/b/acc": 3.0}]
-    (found,) = steps_of(run, rows, sources=[["a", "b"]])
-    assert found["reward_extra/a/b/acc/mean"] in (1.0, 3.0)
-    assert "'reward_extra/a/b/acc'" in said["name", "reward_extra/a/b/acc"]
+@pytest.mark.parametrize(
+    ("rows", "sources"),
+    [
+        ([{"b/acc": 1.0, "a/b/acc": 3.0}], ["a", "b"]),
+        ([{"a/b/acc": 3.0, "b/acc": 1.0}], ["a", "b"]),
+        ([{3: 1.0, "3": 3.0}], None),
+        ([{f"{'x' * 90}1": 1.0, f"{'x' * 90}2": 3.0}], None),
+        ([{"line\nbreak": 1.0, r"line\nbreak": 3.0}], None),
+    ],
+)
+def test_two_series_that_would_have_one_name_have_two_in_every_step(rows, sources):
+    run = RewardMetrics("all")
+    columns = {key: np.array([value] * 2) for key, value in rows[0].items()}
+    first, second = (run.step(columns, sources, 2) for _ in range(2))
+    assert first == second
+    means = [value for name, value in first.items() if name.endswith("/mean")]
+    assert sorted(means) == sorted([1.0, 3.0] * (3 if sources else 1))
+    assert len({name.rpartition("/")[0] for name in first}) == len(means)
+
+
+def test_a_series_keeps_its_name_where_another_of_that_name_comes_later():
+    first, second = steps_of(
+        RewardMetrics("all"), [{"b": 1.0}] * 2, [{"b": 1.0, "a/b": 3.0}] * 2, sources=[["a", "c"]] * 2
+    )
+    assert first["reward_extra/a/b/mean"] == second["reward_extra/a/b/mean"] == 1.0
+    (clash,) = [name for name in second if re.fullmatch("reward_extra/a/b #.{8}/mean", name)]
+    assert second[clash] == 3.0
+
+
+@pytest.mark.parametrize("what", ["key", "data source"])
+def test_long_names_with_a_common_beginning_are_cut_and_end_in_a_digest(what):
+    long = [f"{'judged/by/' * 9}{number}" for number in range(3)]
+    if what == "key":
+        (found,) = steps_of(RewardMetrics("all"), [{name: number for number, name in enumerate(long)}])
+    else:
+        (found,) = steps_of(RewardMetrics("all"), [{"acc": number} for number in range(3)], sources=[long])
+    named = {name: mean for name, mean in found.items() if re.match("reward_extra/judged.*/mean$", name)}
+    assert sorted(named.values()) == [0.0, 1.0, 2.0]
+    assert all(re.fullmatch(r"reward_extra/[a-z/]{70} #[0-9a-f]{8}(/acc)?/mean", name) for name in named)
+
+
+def test_a_text_value_that_is_named_as_the_rest_or_as_a_moment_has_its_own_share():
+    rows = [{"judge": text} for text in ["(other)", "mean", "count", *map(str, range(17))] for _ in range(2)]
+    (step,) = steps_of(RewardMetrics(texts=["judge"]), rows)
+    shares = {name.rpartition("/")[2]: share for name, share in step.items() if "/share/" in name}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert len(shares) == 17
+    (own,) = [share for label, share in shares.items() if re.fullmatch(r"\(other\) #.{8}", label)]
+    assert (own, shares["(other)"]) == (2 / 40, pytest.approx(8 / 40))
+    taken = steps_of(RewardMetrics(texts=["judge"]), [{"judge": "mean", "judge/share": 3.0}, {"judge": "mean"}])[0]
+    assert taken["reward_extra/judge/share/mean"] == 3.0, "the mean of a key"
+    assert [share for name, share in taken.items() if re.search("share/mean #.{8}$", name)] == [1.0]
+
+
+def test_a_tensor_without_a_value_is_no_number_and_ends_no_step():
+    values = np.fromiter([torch.empty((), device="meta"), 1.0], dtype=object)
+    assert RewardMetrics("all").step({"odd": values, "acc": np.array([1.0, 2.0])}, None, 2).keys() == {
+        f"reward_extra/acc/{name}" for name in ("mean", "std", "min", "max", "count", "coverage")
+    }
+
+
+def test_a_key_that_every_sample_has_is_not_sparse_where_its_values_were_text_before():
+    *_, last = steps_of(RewardMetrics(), [{"len": "three"}], [{"len": 3}])
+    assert last == {}
+    said = []
+    run = RewardMetrics(warn=lambda what, message: said.append(message))
+    assert steps_of(run, [{"len": "three"}], [{"len": 3}], [{"len": "four"}], [{"len": 4}, {"len": "4"}]) == [{}] * 4
+    assert not said, "nothing is logged that could surprise"
+    *_, late = steps_of(run, [{"len": 5}, {"len": "four"}, {}])
+    assert (late["reward_extra/len/count"], late["reward_extra/len/mean"]) == (1.0, 5.0)
+    _, second, third = steps_of(RewardMetrics(), [{"len": "three"}, {}], [{"len": 3}], [{}])
+    assert second["reward_extra/len/mean"] == 3.0
+    assert third["reward_extra/len/coverage"] == 0.0
 
 
 rewards = st.dictionaries(st.sampled_from("abc"), st.floats(-9, 9) | st.booleans() | st.none(), max_size=3)

@@ -6,14 +6,17 @@ import datetime
 import json
 import subprocess
 import sys
-from collections import OrderedDict, defaultdict
+from array import array
+from collections import OrderedDict, UserDict, UserList, UserString, defaultdict, deque, namedtuple
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from unittest.mock import ANY
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,8 +27,12 @@ from strategies import (
     Colour,
     Level,
     Opaque,
+    Pages,
     Points,
     Span,
+    Steps,
+    Told,
+    Unsized,
     Verdict,
     alike,
     every_cut,
@@ -47,6 +54,27 @@ SHARED = Path(__file__).parents[2] / "shared" / "cases" / "reward_rows.json"
 CASES = json.loads((SHARED if SHARED.exists() else COPY).read_text())
 
 THIRD = np.longdouble(1) / 3  # no Python number holds it
+
+
+Pair3 = namedtuple("Pair3", "first second third")
+
+
+class Torn(Pages):
+    def __getitem__(self, place: int) -> object:
+        raise KeyError(place)
+
+
+class Endless(UserList):
+    def __iter__(self):
+        while True:
+            yield 1
+
+
+def nested(levels: int) -> object:
+    value: object = 1.0
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def column_of(values: list) -> np.ndarray:
@@ -117,6 +145,35 @@ AS_STOCK = {
     "float32 arrays": [np.array([0.1, 0.2], "f4"), np.array([0.3, 0.4], "f4")],
     "arrays of the other byte order": [np.array([0.1], ">f8"), np.array([0.2], ">f8")],
     "int32 arrays beside lists of integers": [np.array([1, 2], "i4"), [3, 4]],
+    "ranges": [range(2), range(3, 1, -1)],
+    "empty ranges": [range(0), range(0)],
+    "ranges beside lists": [range(2), [0.5, 1]],
+    "named tuples": [Span(0, 1), Span(2, 3)],
+    "named tuples of texts": [Span("a", "b"), Span("c", "de")],
+    "lists of named tuples": [[Span(0, 1)], [Span(2, 3)]],
+    "list subclasses": [Steps([0.1, 0.2]), Steps([0.3, 0.4])],
+    "lists of list subclasses": [[Steps([1])], [Steps([2])]],
+    "deques": [deque([1, 2]), deque([3, 4])],
+    "lists by another name": [UserList([1, 2]), UserList([3, 4])],
+    "sequences by len and item alone": [Pages([1, 2]), Pages([3, 4])],
+    "sequences of sequences": [Pages([Pages([1]), (2,)]), [deque([3]), Pages([4])]],
+    "objects with __array__": [Told([0.1, 0.2]), Told([0.3, 0.4])],
+    "arrays of Python's": [array("i", [1, 2]), array("i", [3, 4])],
+    "arrays of Python's, of letters": [array("u", "ab"), array("u", "cd")],
+    "memory views": [memoryview(b"ab"), memoryview(b"cd")],
+    "series": [pd.Series([0.1, 0.2], index=[7, 3]), pd.Series([0.3, 0.4])],
+    "data frames": [pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [3, 4]})],
+    "indexes of pandas": [pd.Index([1, 2]), pd.Index([3, 4])],
+    "matrices": [np.asarray([[1, 2]]).view(np.matrix), np.asarray([[3, 4]]).view(np.matrix)],
+    "n-d tensors": [torch.tensor([0.1, 0.2]), torch.tensor([0.3, 0.4])],
+    "tensors of one element": [torch.tensor([1]), torch.tensor([2])],
+    "tensors of a narrow kind": [torch.tensor([1, 2], dtype=torch.int8), torch.tensor([3, 4], dtype=torch.int8)],
+    "tensors of bools": [torch.tensor([True, False]), torch.tensor([False, True])],
+    "empty tensors": [torch.ones(0), torch.ones(0)],
+    "tensors of several axes": [torch.ones(2, 1, 3), torch.zeros(2, 1, 3)],
+    "tensors beside lists": [torch.tensor([0.1, 0.2]), [0.3, 0.4]],
+    "sizes of tensors": [torch.Size([1, 2]), torch.Size([3, 4])],
+    "lists of tensors": [[torch.tensor([1, 2]), torch.tensor([3, 4])], [torch.tensor([5, 6]), torch.tensor([7, 8])]],
     "text arrays": [np.array(["a", "b"]), np.array(["c", "d"])],
     "text arrays wider than their texts": [np.array(["a"], "U9"), np.array(["b"], "U9")],
     "empty text arrays": [np.array([], "U3"), np.array([], "U3")],
@@ -183,17 +240,36 @@ WHERE_STOCK_BENDS = {
     "arrays of numbers beside arrays of text": ([np.array([1]), np.array(["a"])], object),
     "a list beside a number": ([[1.0], 1.0], object),
     "a list beside text": (["a", ["a"]], object),
-    "ranges": ([range(2), range(2)], object),
-    "named tuples": ([Span(0, 1), Span(2, 3)], object),
-    "lists of named tuples": ([[Span(0, 1)], [Span(2, 3)]], object),
+    "ranges of different length": ([range(2), range(3)], object),
+    "ranges with an integer that no column holds": ([range(2**70, 2**70 + 2), range(2)], object),
+    "a range beyond all memory": ([range(10**12), range(10**12)], object),
+    "a range beyond all counting": ([range(10**30), range(10**30)], object),
+    "named tuples of text and numbers": ([Span(0, "a"), Span(2, "b")], object),
+    "named tuples of different length": ([Span(0, 1), Pair3(1, 2, 3)], object),
+    "list subclasses of dicts": ([Steps([{}]), Steps([{}])], object),
+    "sequences that raise": ([Unsized([1]), Unsized([1])], object),
+    "sequences whose items raise": ([Torn([1]), Torn([1])], object),
+    "sequences that give other items than they say": ([Endless([1]), Endless([1])], object),
+    "text of a user's own class": ([UserString("ab"), UserString("cd")], object),
+    "mappings that are no dict": ([UserDict({0: 1}), UserDict({0: 2})], object),
+    "series of text": ([pd.Series(["a", "b"]), pd.Series(["c", "d"])], object),
+    "series of dates": ([pd.Series(pd.to_datetime(["2026-01-01"]))] * 2, object),
+    "masked arrays": ([np.ma.masked_array([1, 2], [True, False])] * 2, object),
     "arrays of objects": ([np.array([1, 2], object), np.array([3, 4], object)], object),
     "arrays of datetimes": ([np.array(["2024"], "M8[s]"), np.array(["2025"], "M8[s]")], object),
     "NumPy datetimes, down to the nanosecond": ([np.datetime64(1, "ns"), np.datetime64(2, "ns")], object),
     "NumPy time deltas": ([np.timedelta64(1, "s"), np.timedelta64(2, "s")], object),
     "byte arrays": ([bytearray(b"ab"), bytearray(b"cd")], object),
     "tensors on the meta device": ([torch.tensor(1.0, device="meta")] * 2, object),
-    "n-d tensors": ([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], object),
-    "n-d bfloat16 tensors": ([torch.ones(2, dtype=torch.bfloat16)] * 2, object),
+    "sparse tensors": ([torch.eye(2).to_sparse()] * 2, object),
+    "n-d bfloat16 tensors": ([torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)], np.float64),
+    "n-d bfloat16 tensors beside float32": ([torch.ones(2, dtype=torch.bfloat16), torch.ones(2)], np.float64),
+    "n-d tensors that require a gradient": ([torch.ones(2, requires_grad=True)] * 2, np.float32),
+    "n-d tensors that are a conjugate": ([torch.tensor([1j, 2]).conj(), torch.tensor([1j, 2]).conj()], np.complex64),
+    "tensors of two widths": ([torch.tensor([1], dtype=torch.int8), torch.tensor([300], dtype=torch.int16)], np.int64),
+    "tensors of different length": ([torch.ones(2), torch.ones(3)], object),
+    "tensors beside numbers": ([torch.ones(2), 1.0], object),
+    "lists within lists, 17 deep": ([nested(17), nested(17)], object),
 }
 
 
@@ -203,6 +279,10 @@ def test_where_numpy_bends_refuses_or_flattens_every_value_stays_as_it_is(values
     assert_same_column(column, dtype, values)
     if dtype is object:
         assert column.shape == (len(values),)
+
+
+def test_lists_are_opened_down_to_the_sixteenth_level():
+    assert column_of([nested(16), nested(16)]).shape == (2,) + (1,) * 16
 
 
 LONG = "x" * 20_000
@@ -295,6 +375,17 @@ def test_a_list_that_holds_itself_is_one_value(times):
     column = column_of([endless, endless])
     assert column.dtype == object
     assert column[0] is endless
+
+
+@pytest.mark.parametrize("bottom", [[1.0], []], ids=["numbers", "nothing"])
+def test_a_few_lists_that_are_within_each_other_again_and_again_are_one_value(bottom, monkeypatch):
+    monkeypatch.setattr(schema, "_LARGEST", 1000)
+    value = bottom
+    for _ in range(15):  # 9 ** 15 leaves, or lists without any
+        value = [value] * 9
+    column = column_of([value, value])
+    assert column.dtype == object
+    assert column[1] is value
 
 
 def test_very_deep_lists_are_one_value_each():
@@ -509,13 +600,22 @@ def test_an_ordered_row_whose_order_was_changed_keeps_its_values_under_their_key
 # --- rows that are none ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", [1, None, ("a", "b"), b"acc", 1.5], ids=repr)
-def test_a_key_that_is_no_text_is_named_with_its_row_and_type(key):
-    with pytest.raises(RowError) as caught:
-        assemble_reward_extra_info([{"acc": 1.0}, {}, {"acc": 1.0, key: 2.0}])
-    assert "row 2" in str(caught.value)
-    assert repr(key) in str(caught.value)
-    assert type(key).__name__ in str(caught.value)
+@pytest.mark.parametrize("key", [1, None, True, Level.LOW, Colour.RED, ("a", "b"), b"acc", 1.5, 10**5000], ids=type)
+def test_a_key_may_be_whatever_a_dict_takes(key):
+    uniform = assemble_reward_extra_info([{"acc": 1.0, key: 2.0}, {key: 0.5, "acc": 0.0}])
+    assert list(uniform) == ["acc", key]
+    assert_same_column(uniform[key], np.float64, [2.0, 0.5])
+    sparse = assemble_reward_extra_info([{"acc": 1.0}, {}, {key: "x"}])
+    assert list(sparse) == ["acc", key]
+    assert_same_column(sparse[key], object, [None, None, "x"])
+
+
+def test_a_number_and_its_text_are_two_keys_and_equal_keys_are_one_as_in_a_dict():
+    columns = assemble_reward_extra_info([{1: "a"}, {"1": "b"}, {True: "c"}, {1.0: "d"}])
+    assert {key: column.tolist() for key, column in columns.items()} == {
+        1: ["a", None, "c", "d"],
+        "1": [None, "b", None, None],
+    }
 
 
 @pytest.mark.parametrize("row", [1.0, "acc", [("acc", 1.0)], {"acc"}, np.float32(1)], ids=repr)
@@ -537,18 +637,48 @@ class Meddling(str):
         """Nothing, until a test says what."""
 
 
-GETS_A_KEY, LOSES_A_KEY = (lambda row: row.setdefault("late", 1.0)), (lambda row: row.pop("acc", None))
+def gets_a_key(row):
+    row.setdefault("late", "late")
 
 
-@pytest.mark.parametrize(("change", "rows_of_a_schema"), [(GETS_A_KEY, 2), (GETS_A_KEY, 20), (LOSES_A_KEY, 20)])
-def test_a_row_that_changes_while_it_is_read_is_a_named_error_and_never_a_value_at_another_key(
-    change, rows_of_a_schema
+def loses_a_key(row):
+    row.pop("acc", None)
+
+
+def swaps_a_key(row):
+    if "acc" in row:
+        del row["acc"]
+        row["late"] = "late"
+
+
+def after(times, act):
+    """What does nothing so many times, and acts from then on."""
+    waits = iter(range(times))
+    return lambda: next(waits, None) is None and act()
+
+
+@pytest.mark.parametrize("others", [[], [{"only": "only"}] * 20], ids=["one schema", "two schemas"])
+@pytest.mark.parametrize("rows_of_a_schema", [2, 20])
+@pytest.mark.parametrize("place", [0, 1, -1])
+@pytest.mark.parametrize("change", [gets_a_key, loses_a_key, swaps_a_key])
+def test_of_a_row_that_changes_while_it_is_read_no_value_comes_out_at_another_key(
+    change, place, rows_of_a_schema, others
 ):
-    key = Meddling("fmt")
-    rows = [{key: number, "acc": float(number)} for number in range(rows_of_a_schema)] + [{"only": 1}] * 20
-    key.meddle = lambda: change(rows[0])
-    with pytest.raises(RowError, match=r"^a row got or lost a key while it was read: finalize a copy"):
-        assemble_reward_extra_info(rows)
+    """Whichever look-up of the key the change comes at."""
+    comes_out = 0
+    for look in range(1, 60):
+        key = Meddling("fmt")
+        rows = [{key: "fmt", "acc": "acc"} for _ in range(rows_of_a_schema)] + others
+        key.meddle = after(look, partial(change, rows[place % rows_of_a_schema]))
+        try:
+            columns = assemble_reward_extra_info(rows)
+        except RowError as error:
+            assert str(error).startswith("a row got or lost a key while it was read: finalize a copy")
+        else:
+            comes_out += 1
+            for name, column in columns.items():
+                assert set(column.tolist()) <= {name, None}
+    assert comes_out
 
 
 def test_subclasses_of_dict_and_text_are_rows_and_keys():
@@ -733,6 +863,17 @@ SAME = [
     (endless(), endless()),
     (META, META),
     (ANY, {"a": 1}),
+    (range(2), [0, 1]),
+    (range(10**12), range(10**12)),
+    (Span(1, NAN), [1, NAN]),
+    (deque([1]), (1,)),
+    (UserList([NAN]), UserList([NAN])),
+    (Pages([1, [2]]), [1, (2,)]),
+    (Told([1, 2]), torch.tensor([1, 2])),
+    (array("d", [0.5]), np.array([0.5])),
+    (pd.Series([1, NAN]), [1, NAN]),
+    (torch.ones(2, dtype=torch.bfloat16), [1, 1]),
+    (UserString("ab"), UserString("ab")),
 ]
 DIFFERENT = [
     (1, 2),
@@ -758,6 +899,16 @@ DIFFERENT = [
     (META, torch.tensor(1.0, device="meta")),
     (META, 1.0),
     (Opaque(0), Opaque(1)),
+    (range(2), [0, 1, 2]),
+    (range(10**12), range(10**12 + 1)),
+    (deque([1]), [2]),
+    (deque([1]), 1),
+    (Pages([1]), Pages([2])),
+    (Unsized([1]), Unsized([1])),
+    (UserString("ab"), UserString("ac")),
+    (UserString("ab"), ["a", "c"]),
+    (UserDict({0: 1}), [0]),
+    (pd.Series([1]), pd.Series([2])),
 ]
 
 
@@ -787,7 +938,7 @@ def test_long_complex_numbers_in_a_column_of_objects_are_pythons_where_python_ho
     assert column[0] == 1 + 2j
 
 
-@pytest.mark.parametrize("bad", [0.5, {1: 2}])
+@pytest.mark.parametrize("bad", [0.5, "acc"])
 def test_a_bad_row_far_behind_is_counted_from_the_first_row_of_all(bad):
     with pytest.raises(RowError, match=r"^row 30000 "):
         assemble_reward_extra_info([*[{"acc": 1.0}] * 30_000, bad])

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from verl_ext import MissingRewardError, SettingsError
 from verl_ext.demo import rig
-from verl_ext.settings import Settings, training_values
+from verl_ext.settings import Settings, Use, training_values
 
 
 @pytest.fixture(scope="module")
@@ -70,58 +70,88 @@ def test_a_wrong_setting_is_refused_by_name(override, composed):
         Settings.of(composed(override))
 
 
-def test_a_complete_column_is_trained_on_as_it_is():
-    for column in (np.array([1.0, 0.0]), np.array([True, False]), np.array([1, 2**53 + 1], dtype=object)):
-        assert training_values("acc", column, 2, Settings({"acc": 9.0}), None) is column
+NUMBERS = Use(lambda values: np.array([float(value) for value in values]), "a number")
+
+
+def values_of(column, settings=None, sources=None, key="acc", use=NUMBERS):
+    return training_values(key, column, settings or Settings(), sources, use)
+
+
+def test_a_complete_column_is_what_its_use_makes_of_it():
+    column = np.array([1, 2**53 + 1], dtype=object)
+    calls = []
+
+    def numbers(values):
+        calls.append(values)
+        return np.array([7.0, 8.0])
+
+    assert values_of(column, Settings({"acc": 9.0}), use=Use(numbers, "")).tolist() == [7.0, 8.0]
+    assert calls == [[1, 2**53 + 1]]
 
 
 def test_a_missing_value_is_filled_and_only_that():
     column = np.array([1.5, None, 0], dtype=object)
-    filled = training_values("acc", column, 3, Settings({"acc": -1.0}), ["a", "b", "c"])
-    assert filled.dtype == np.float64
-    assert filled.tolist() == [1.5, -1.0, 0.0]
+    assert values_of(column, Settings({"acc": -1.0}), ["a", "b", "c"]).tolist() == [1.5, -1.0, 0.0]
     assert column.tolist() == [1.5, None, 0]
 
 
+def test_the_fill_value_is_in_the_dtype_of_the_use():
+    use = Use(lambda values: np.array(values, np.float32), "a number")
+    filled = values_of([0.1, None], Settings({"acc": 0.1}), use=use)
+    assert (filled.dtype, filled[0]) == (np.float32, filled[1])
+
+
 def test_a_column_that_no_sample_has_is_filled_throughout():
-    assert training_values("acc", None, 2, Settings({"acc": 0.25}), None).tolist() == [0.25, 0.25]
+    assert values_of([None, None], Settings({"acc": 0.25})).tolist() == [0.25, 0.25]
 
 
 def test_a_missing_value_without_a_fill_names_the_component_the_counts_the_sources_and_the_setting():
     column = np.array([1.0, None, None], dtype=object)
     with pytest.raises(MissingRewardError) as caught:
-        training_values("format_reward", column, 3, Settings(), ["gsm8k", "gsm8k", "math"])
+        values_of(column, sources=["gsm8k", "gsm8k", "math"], key="format_reward")
     message = str(caught.value)
     assert "2 of 3 samples lack the reward component 'format_reward' (gsm8k 1 of 2, math 1 of 1)" in message
     assert "+verl_ext.fill.format_reward=0.0" in message
     with pytest.raises(MissingRewardError, match=r"'\+verl_ext\.fill=\{reward/jpeg: 0\.0\}'"):
-        training_values("reward/jpeg", None, 1, Settings(), None)
+        values_of([None], key="reward/jpeg")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1.0", [1.0], np.float32("nan")])
-def test_a_value_that_is_no_finite_number_is_refused_with_its_row_even_with_a_fill(value):
-    column = np.empty(2, dtype=object)
-    column[:] = [1.0, None]
-    column[1] = value
-    with pytest.raises(MissingRewardError, match=r"'acc' is .* in row 1 \(data source 'math'\)"):
-        training_values("acc", column, 2, Settings({"acc": 0.0}), ["gsm8k", "math"])
+@pytest.mark.parametrize("value", ["x", [1.0], {}, object()])
+def test_a_value_that_is_no_number_is_refused_with_its_row_even_with_a_fill(value):
+    column = [1.0, value, None]
+    with pytest.raises(MissingRewardError, match=r"'acc' is .* in row 1 \(data source 'math'\): it must be a number$"):
+        values_of(column, Settings({"acc": 0.0}), ["gsm8k", "math", "math"])
+
+
+def test_a_value_whose_own_float_raises_is_refused_by_name():
+    class Broken:
+        def __float__(self):
+            raise SystemError("no")
+
+    with pytest.raises(MissingRewardError, match=r"'acc' is .* in row 0: it must be a number"):
+        values_of([Broken(), 1.0])
+
+
+def test_values_that_are_numbers_one_by_one_but_not_together_are_numbers():
+    def numbers(values):
+        if len(values) > 1:
+            raise ValueError
+        return np.array(values, dtype=np.float64)
+
+    assert values_of([1.0, 2.0, None], Settings({"acc": 0.5}), use=Use(numbers, "")).tolist() == [1.0, 2.0, 0.5]
 
 
 @pytest.mark.parametrize("nan", [math.nan, np.float32("nan")])
 def test_a_nan_is_filled_only_where_it_counts_as_missing(nan):
     column = np.array([1.0, nan], dtype=object)
-    assert training_values("acc", column, 2, Settings({"acc": 0.5}, nan="missing"), None).tolist() == [1.0, 0.5]
+    assert values_of(column, Settings({"acc": 0.5}, nan="missing")).tolist() == [1.0, 0.5]
     with pytest.raises(MissingRewardError, match=r"1 of 2 samples lack the reward component 'acc'\. Return it"):
-        training_values("acc", column, 2, Settings(nan="missing"), None)
-    with pytest.raises(MissingRewardError, match=r"'acc' is .*nan.* in row 1: it must"):
-        training_values("acc", column, 2, Settings({"acc": 0.5}), None)
+        values_of(column, Settings(nan="missing"))
+    assert math.isnan(values_of(column, Settings({"acc": 0.5}))[1])
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39, 10**39, 10**400, float("inf")])
-def test_a_component_or_a_fill_that_float32_cannot_hold_is_refused(value):
-    column = np.array([value, 1.0], dtype=object)
-    with pytest.raises(MissingRewardError, match="must be a finite number to train on, in float32"):
-        training_values("acc", column, 2, Settings(), None)
+def test_a_fill_that_float32_cannot_hold_is_refused(value):
     with pytest.raises(SettingsError, match="finite number"):
         Settings.of({"verl_ext": {"fill": {"acc": value}}})
 
@@ -129,8 +159,3 @@ def test_a_component_or_a_fill_that_float32_cannot_hold_is_refused(value):
 def test_a_number_and_its_text_are_one_key():
     with pytest.raises(SettingsError, match="two of its keys are one as text"):
         Settings.of(OmegaConf.create({"verl_ext": {"fill": {1: 2, "1": 3}}}))
-
-
-def test_an_elapsed_time_is_no_component_to_train_on():
-    with pytest.raises(MissingRewardError, match=r"'took' is np\.timedelta64"):
-        training_values("took", np.array([np.timedelta64(3, "s"), None], object), 2, Settings({"took": 0.0}), None)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
         VerlExtError,
         VerlNotFoundError,
     )
-    from verl_ext.protocol import SparseDataProto, attach_reward_extra_info
+    from verl_ext.plugin.trainer import validation
+    from verl_ext.protocol import SparseDataProto, as_sparse, attach_reward_extra_info
     from verl_ext.reward_metrics import numeric, present
     from verl_ext.schema import assemble_reward_extra_info
 
@@ -43,19 +44,23 @@ __all__ = [
     "UnsupportedVerlError",
     "VerlExtError",
     "VerlNotFoundError",
+    "as_sparse",
     "assemble_reward_extra_info",
     "attach_reward_extra_info",
     "numeric",
     "present",
+    "validation",
 ]
 
 _HOMES = {
     "SparseNonTensor": "column",
     "SparseDataProto": "protocol",
+    "as_sparse": "protocol",
     "attach_reward_extra_info": "protocol",
     "assemble_reward_extra_info": "schema",
     "numeric": "reward_metrics",
     "present": "reward_metrics",
+    "validation": "plugin.trainer",
 }
 
 

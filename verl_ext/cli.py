@@ -72,7 +72,7 @@ def doctor(
     from verl_ext.doctor import Diagnosis, examine, examine_nodes, told
 
     try:
-        found = Diagnosis((examine(), *(examine_nodes(address) if ray or address else ())))
+        found = Diagnosis((examine(), *(examine_nodes(address) if ray or address is not None else ())))
     except VerlExtError as error:
         raise _failed(error) from None
     typer.echo(dumps(found.as_json(), indent=2) if json else told(found))

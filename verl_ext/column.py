@@ -5,7 +5,8 @@ It carries rows and answers which keys they hold. Turning rows into aligned colu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import chain
 from types import NoneType
 from typing import Any
@@ -17,18 +18,18 @@ from verl_ext.errors import RowError, bare, shown
 RAW_COLUMN = "reward_extra_info"
 """verl's own name for the column of per-sample reward dicts (`AgentLoopWorker._postprocess`)."""
 
-Row = dict[str, Any] | None
+MANAGER_FINALIZES: ContextVar[bool] = ContextVar("verl_ext_manager_finalizes", default=False)
+"""Whether what the code that runs now returns goes to a manager that finalizes it; else its columns must be aligned."""
+
+Row = dict[Any, Any] | None
 
 _PICKLE_FORMAT = 1
 _KEYS_IN_REPR = 6
 
 
 def check_rows(rows: Sequence[Any], first: int = 0) -> None:
-    """Raise `RowError` for the first row that is neither a dict nor `None`, or that has a key which is no `str`.
-
-    Rows are counted from `first`.
-    """
-    if set(map(type, rows)) <= {dict, NoneType} and set(map(type, chain.from_iterable(filter(None, rows)))) <= {str}:
+    """Raise `RowError` for the first row that is neither a dict nor `None`; rows are counted from `first`."""
+    if set(map(type, rows)) <= {dict, NoneType}:
         return  # in a third of the time that a look at each takes
     for number, row in enumerate(rows, first):
         if not isinstance(row, dict | None):
@@ -36,16 +37,9 @@ def check_rows(rows: Sequence[Any], first: int = 0) -> None:
                 f"row {number} of the raw column is a {type(row).__name__} ({shown(row)}); each row must be a dict "
                 "from reward key to value, or None for a sample that emitted none"
             )
-        if row:
-            for key in row:
-                if not isinstance(key, str):
-                    raise RowError(
-                        f"row {number} has the key {shown(key)}, which is a {type(key).__name__}; reward keys must be "
-                        "str: return the str of it instead"
-                    )
 
 
-def ordered_keys(rows: Iterable[Row]) -> list[str]:
+def ordered_keys(rows: Iterable[Row]) -> list[Any]:
     """The union of the rows' keys, in the order of their first appearance."""
     return list(dict.fromkeys(chain.from_iterable(row for row in rows if row)))
 
@@ -58,12 +52,12 @@ class SparseNonTensor(np.ndarray):
     """One dict per sample, keys free from row to row; an object array that verl treats as any other column.
 
     Args:
-        rows: dicts from `str` to anything, or `None` (as `{}`: no keys). They are shared, not copied.
+        rows: dicts from reward key to anything, or `None` (as `{}`: no keys). They are shared, not copied.
 
     Shape `(batch,)`, dtype `object`; two-dimensional only between verl's `fold_batch_dim` and `unfold_batch_dim`.
 
     Raises:
-        RowError: a row is no dict, or one of its keys no `str`; names the row and the type.
+        RowError: a row is no dict; names the row and the type.
 
     >>> SparseNonTensor([{"acc": 1.0}, {"acc": 0.0, "pred": "42"}, None])
     SparseNonTensor(3 rows; acc 2/3, pred 1/3)
@@ -79,18 +73,18 @@ class SparseNonTensor(np.ndarray):
         if not isinstance(origin, SparseNonTensor | _RowsOfColumns):
             check_rows(self.view(np.ndarray).ravel().tolist())
 
-    def keys(self) -> list[str]:
+    def keys(self) -> list[Any]:
         """The ordered union of the rows' keys."""
         return ordered_keys(self.ravel().tolist())
 
-    def present(self, key: str) -> np.ndarray:
+    def present(self, key: Hashable) -> np.ndarray:
         """Which rows have `key`: bool, in the shape of the column. An explicit `None` is present."""
         found = [row is not None and key in row for row in self.ravel().tolist()]
         return np.array(found, dtype=bool).reshape(self.shape)
 
     def __repr__(self) -> str:
         rows = [row for row in self.ravel().tolist() if row]
-        counts: dict[str, int] = {}
+        counts: dict[Hashable, int] = {}
         for key in chain.from_iterable(rows):
             counts[key] = counts.get(key, 0) + 1
         named = [f"{bare(key)} {count}/{self.size}" for key, count in list(counts.items())[:_KEYS_IN_REPR]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 import sys
 import warnings
@@ -46,11 +47,12 @@ class Site:
 
 @dataclass(frozen=True)
 class Process:
-    """What one process has: where it runs, how it loaded the plugin, the versions, and every patch site."""
+    """What one process has: where it runs, how it loaded the plugin, which verl it is, versions, and every site."""
 
     where: str
     loaded: str
     remedy: str = ""
+    verl: str = ""  # the directory that it was imported from: a clone may lie before the installed one
     versions: dict[str, str | None] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
 
@@ -94,15 +96,16 @@ def examine(where: str = "this process") -> Process:
     with warnings.catch_warnings(), redirect_stdout(sys.stderr):  # what others print is no part of a report
         warnings.simplefilter("ignore")
         try:
-            import verl  # noqa: F401 - it loads the plugin, or does not
+            import verl  # it loads the plugin, or does not
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and error.name == "verl"
             remedy = "install verl, 0.7.1 or newer" if missing else "mend that first: `import verl` in a Python shell"
-            return Process(where, f"verl cannot be imported: {_said(error)}", remedy, _versions())
+            return Process(where, f"verl cannot be imported: {_said(error)}", remedy, versions=_versions())
         errors = {name: _import_error(module) for name, module in SITES.items()}
     loaded, remedy = _how_loaded()
     sites = tuple(_site(report, errors[report.name], {} if remedy else _REMEDIES) for report in status())
-    return Process(where, loaded, remedy, _versions(), sites)
+    versions = _versions() | {"verl": str(getattr(verl, "__version__", "of no version"))}
+    return Process(where, loaded, remedy, ", ".join(getattr(verl, "__path__", ())), versions, sites)
 
 
 def examine_nodes(address: str | None) -> Iterator[Process]:
@@ -112,7 +115,7 @@ def examine_nodes(address: str | None) -> Iterator[Process]:
         address: of a running cluster; `None` for the one that `RAY_ADDRESS` names, or a local one made for this.
 
     Raises:
-        NoClusterError: nothing answers at the address.
+        NoClusterError: the address is none, or no cluster answers there.
     """
     try:
         import ray
@@ -136,9 +139,7 @@ def examine_nodes(address: str | None) -> Iterator[Process]:
 
     ours = not ray.is_initialized()
     if ours:
-        _refuse_unreachable(address or os.environ.get("RAY_ADDRESS", ""))
-        environment = constants_ppo.get_ppo_ray_runtime_env()
-        ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+        _connect(ray, address, constants_ppo.get_ppo_ray_runtime_env())
     try:
         asked = {}
         for node in ray.nodes():
@@ -185,6 +186,7 @@ def _process_told(places: list[str], process: Process) -> str:
     if process.remedy:
         lines += _wrapped("  -> ", process.remedy)
     lines += _wrapped("  ", ", ".join(f"{name} {found}" for name, found in process.versions.items() if found))
+    lines += [f"  verl is {process.verl}"] if process.verl else []
     for site in process.sites:
         mark = " " if site.state in COVERED else "!"
         detail = site.detail
@@ -211,14 +213,62 @@ class NoClusterError(VerlExtError, ConnectionError):
     """Nothing answers at the address of a Ray cluster."""
 
 
-def _refuse_unreachable(address: str) -> None:
-    """Ray itself goes on trying for many minutes."""
-    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
-    if port.isdigit():
+_FOUND_BY_RAY = ("auto", "local")
+_ADDRESS = re.compile(r"(?P<client>ray://)?(?:\[(?P<v6>[^\[\]\s]+)\]|(?P<name>[^\[\]\s:/]+))(?::(?P<port>[0-9]{1,5}))?")
+_CLIENT_PORT, _HIGHEST_PORT = 10001, 65535  # the first is Ray's own default for ray://
+_ATTEMPTS = "RAY_gcs_server_port_wait_time_s"
+
+
+def _connect(ray: Any, address: str | None, environment: Mapping[str, Any]) -> None:
+    failure = "Ray does not start"
+    try:
+        target = _target(address)
+        if target is not None:
+            failure = f"no Ray cluster answers at {shown(target)}"
+            os.environ.setdefault(_ATTEMPTS, "1")  # where another server listens, Ray tries 20 times, for 40 s each
+            _refuse_unreachable(target)
+        ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+    except NoClusterError:
+        raise
+    except Exception as error:
+        raise NoClusterError(f"{failure}: {_said(error)}") from error
+
+
+def _target(address: str | None) -> str | None:
+    """The address of the cluster that Ray will connect to; `None` where it starts one."""
+    if address in (None, "auto"):
+        address = os.environ.get("RAY_ADDRESS") or address
+    if address in (None, "auto"):
         try:
-            socket.create_connection((host, int(port)), timeout=10).close()
-        except OSError as error:
-            raise NoClusterError(f"no Ray cluster answers at {shown(address)}: {_said(error)}") from error
+            from ray._private.services import canonicalize_bootstrap_address
+        except ImportError:  # another Ray, which has it elsewhere: it has to find out by itself
+            return None
+        address = canonicalize_bootstrap_address(address)  # of the last cluster here, which may be gone
+    return None if address == "local" else address
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Raise for an address where nothing listens: Ray itself goes on trying for many minutes.
+
+    Raises:
+        NoClusterError: nothing listens there, or it is no address.
+    """
+    if address in _FOUND_BY_RAY:
+        return
+    found = _ADDRESS.fullmatch(address)
+    port = found and int(found["port"] or (_CLIENT_PORT if found["client"] else 0))
+    if not found or not port or port > _HIGHEST_PORT:
+        raise NoClusterError(
+            f"{shown(address)} is no address of a Ray cluster: write host:port or [IPv6 address]:port, with a port "
+            f"from 1 to {_HIGHEST_PORT}; or ray://host:port, for its client server"
+        )
+    try:
+        socket.create_connection((found["v6"] or found["name"], port), timeout=10).close()
+    except (OSError, ValueError) as error:  # a name that no encoding of names has is a ValueError
+        raise NoClusterError(
+            f"no Ray cluster answers at {shown(address)}: {_said(error)}. `ray stop` makes Ray forget a cluster that "
+            "ran here; --address local starts one"
+        ) from error
 
 
 def _said(error: BaseException) -> str:

@@ -26,9 +26,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
 
 
-def bare(text: str) -> str:
-    """`text` where it must stand as it is spelt, in a name or a command: as `shown`, if it would do harm there."""
-    return text if text.isprintable() and len(text) <= _LONGEST_QUOTE else shown(str(text))[1:-1]
+def bare(name: Any) -> str:
+    """`name` where it must stand as it is spelt, in a name or a command: as `shown`, if it would do harm there."""
+    if not isinstance(name, str):
+        return shown(name)
+    return name if name.isprintable() and len(name) <= _LONGEST_QUOTE else shown(str(name))[1:-1]
 
 
 def encodable(text: str) -> bool:
@@ -52,7 +54,7 @@ class VerlExtError(Exception):
 
 
 class RowError(VerlExtError, TypeError):
-    """A row of a raw column is no dict, or one of its keys is no `str`."""
+    """A row of a raw column is no dict, or one of its keys is no `str` where verl needs one."""
 
 
 class FieldCollisionError(VerlExtError, ValueError):
@@ -63,7 +65,7 @@ class FieldCollisionError(VerlExtError, ValueError):
         origin: where the key comes from, such as a row and its data source; not for every key.
     """
 
-    def __init__(self, collisions: Mapping[str, str], origin: Mapping[str, str] | None = None) -> None:
+    def __init__(self, collisions: Mapping[Any, str], origin: Mapping[Any, str] | None = None) -> None:
         self.collisions = dict(collisions)
         self.origin = dict(origin or {})
         clashes = [
@@ -76,7 +78,7 @@ class FieldCollisionError(VerlExtError, ValueError):
         super().__init__(
             f"{len(self.collisions)} reward key(s) would overwrite what the batch already holds: {'; '.join(clashes)}. "
             f"Rename them in the dict that your reward function returns, for example {shown(one)} to "
-            f"{shown(f'reward_{one}')}."
+            f"{shown(f'reward_{one if isinstance(one, str) else bare(one)}')}."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -12,12 +12,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from verl_ext.errors import NotNumericError, bare, digest, shown
+from verl_ext.errors import NotNumericError, shown
+from verl_ext.names import Names, fitting
 from verl_ext.schema import is_real, is_tensor
 
 PREFIX = "reward_extra"
 _MOST_TEXTS = 16
-_LONGEST_TEXT = 40
+_LONGEST_TEXT, _LONGEST_PART = 40, 80  # of a text value, and of a key or a data source, in a metric's name
+_OTHER = "(other)"
+_COUNTED = ("mean", "std", "min", "max", "count", "coverage")  # what the names of a key's metrics end in
 
 
 def present(column: Any) -> np.ndarray:
@@ -79,17 +82,22 @@ def _number(value: Any, row: int, name: str) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return is_real(_item(value))
+    return is_real(scalar(value))
 
 
-def _item(value: Any) -> Any:
-    scalar = (isinstance(value, np.ndarray) or is_tensor(type(value))) and value.ndim == 0
-    return value.item() if scalar else value
+def scalar(value: Any) -> Any:
+    """A 0-d array or tensor as the Python value that it holds; anything else as it is."""
+    if not ((isinstance(value, np.ndarray) or is_tensor(type(value))) and value.ndim == 0):
+        return value
+    try:
+        return value.item()
+    except (RuntimeError, NotImplementedError):  # a tensor on the meta device holds none
+        return value
 
 
 def _float(value: Any) -> float:
     try:
-        return float(_item(value))
+        return float(scalar(value))
     except OverflowError:
         return math.inf if value > 0 else -math.inf
 
@@ -102,7 +110,7 @@ class Summary:
         rows: the number of samples, with the key or without it.
         count: of those that have it.
         mean: of their values; it and the others mean nothing where `count` is 0.
-        deviations: the sum of their squared deviations from it.
+        std: their standard deviation.
         low: the smallest of them; above `high` for a text key, which has no values to average.
         high: the largest.
         texts: of a text key, how many samples have each of its commonest values.
@@ -111,41 +119,47 @@ class Summary:
     rows: int
     count: int = 0
     mean: float = 0.0
-    deviations: float = 0.0
+    std: float = 0.0
     low: float = math.inf
     high: float = -math.inf
     texts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: np.ndarray, rows: int) -> Summary:
-        """Of the values that are there, float64 `(count,)`, in a batch of `rows` samples."""
+        """Of the values that are there, float64 `(count,)`, in a batch of `rows` samples.
+
+        As large as a float64 can be: neither their sum nor a square needs to be one.
+        """
         if not len(values):
             return cls(rows)
-        with np.errstate(invalid="ignore", over="ignore"):
-            mean = values.mean()
-            deviations = np.square(values - mean).sum()
-        return cls(rows, len(values), float(mean), float(deviations), float(values.min()), float(values.max()))
+        low, high = values.min(), values.max()
+        _, exponent = math.frexp(np.maximum(-low, high))
+        scaled = np.ldexp(values, -exponent)
+        with np.errstate(invalid="ignore"):
+            mean, std = np.ldexp([scaled.mean(), scaled.std()], exponent)
+        return cls(rows, len(values), float(mean), float(std), float(low), float(high))
 
     def __add__(self, other: Summary) -> Summary:
         rows, count = self.rows + other.rows, self.count + other.count
         texts = {text: self.texts.get(text, 0) + other.texts.get(text, 0) for text in {**self.texts, **other.texts}}
         if not self.count or not other.count:
             return replace(self if self.count else other, rows=rows, texts=texts)
-        apart = other.mean - self.mean
+        mean, std = self.mean + other.mean, math.nan  # where one of them is no finite number
+        apart = other.mean / 2 - self.mean / 2  # by halves: the whole of it may be too large for a float
+        if math.isfinite(apart):
+            mine, others = self.count / count, other.count / count
+            mean = self.mean + apart * others + apart * others
+            between = apart * (2 * math.sqrt(mine * others))
+            std = math.hypot(self.std * math.sqrt(mine), other.std * math.sqrt(others), between)
         return Summary(
             rows,
             count,
-            self.mean + apart * other.count / count if math.isfinite(apart) else self.mean + other.mean,
-            self.deviations + other.deviations + apart * apart * self.count * other.count / count,
+            mean,
+            std,
             float(np.minimum(self.low, other.low)),  # NaN stays NaN
             float(np.maximum(self.high, other.high)),
             texts,
         )
-
-    @property
-    def std(self) -> float:
-        """The standard deviation of the values; there must be some."""
-        return math.sqrt(self.deviations / self.count)
 
     @property
     def moments(self) -> dict[str, float]:
@@ -206,8 +220,10 @@ class RewardMetrics:
     _last: Step | None = None
     _rows: int = 0
     _lacked: dict[str, bool] = field(default_factory=dict)
+    _are_numbers: set[str] = field(default_factory=set)
     _sources: dict[str, None] = field(default_factory=dict)
-    _common: dict[str, dict[str, None]] = field(default_factory=dict)
+    _names: Names[tuple[Place, str]] = field(default_factory=Names)
+    _labels: dict[str, Names[str]] = field(default_factory=dict)
 
     def step(self, columns: Mapping[str, Any], sources: Sequence[Any] | None, rows: int) -> dict[str, float]:
         """The metrics of one step.
@@ -229,6 +245,7 @@ class RewardMetrics:
         self._sources.update(dict.fromkeys(by_source))
         places: dict[Place, Any] = {None: np.arange(rows), **{place: np.array(at) for place, at in by_source.items()}}
         summaries: dict[tuple[Place, str], Summary] = {}
+        counts: dict[str, int] = {}
         for key, column in columns.items():
             if key in self.texts:
                 if not any(isinstance(value, str) for value in column) and present(column).any():
@@ -236,23 +253,27 @@ class RewardMetrics:
                         ("text", key), f"text_metrics names {shown(key)}, whose values are no text: only text counts"
                     )
                 summaries.update({(place, key): self._shares(key, column, at) for place, at in places.items()})
-            elif (found := self._numbers(key, column, sources)) is not None:
-                values, mask = found
+            elif (found := self._numbers(key, column, sources)) is None:
+                counts[key] = int(present(column).sum())
+            else:
+                values, mask, counts[key] = found
+                if mask.any():
+                    self._are_numbers.add(key)
                 whole = Summary.of(values[mask], rows)
                 for place, at in places.items():
                     alone = len(at) == rows
                     summaries[place, key] = whole if alone else Summary.of(values[at][mask[at]], len(at))
-        self._remember(summaries, rows)
+        self._remember(counts, rows)
         self._last = Step({place: len(at) for place, at in places.items()}, summaries)
         return self.logged(self._last)
 
-    def _remember(self, summaries: Mapping[tuple[Place, str], Summary], rows: int) -> None:
-        """Which keys are numbers, and which of them a sample has lacked."""
-        for key in dict.fromkeys([*self._lacked, *(key for place, key in summaries if place is None)]):
-            summary = summaries.get((None, key)) or Summary(rows)
-            if key not in self.texts and (key in self._lacked or summary.count):
+    def _remember(self, counts: Mapping[str, int], rows: int) -> None:
+        """Which keys a sample has lacked, by how many samples of the step have them."""
+        for key in {**self._lacked, **counts}:
+            count = counts.get(key, 0)
+            if key in self._lacked or count:
                 late = key not in self._lacked and self._rows > 0
-                self._lacked[key] = self._lacked.get(key, False) or late or summary.count < rows
+                self._lacked[key] = self._lacked.get(key, False) or late or count < rows
         self._rows += rows
 
     def take(self) -> Step | None:
@@ -262,36 +283,43 @@ class RewardMetrics:
 
     def logged(self, step: Step) -> dict[str, float]:
         """The metrics of one step, or of several together, by name: of every series that the run has begun."""
-        keys = [
-            *(key for key, lacked in self._lacked.items() if lacked or self.which == "all"),
-            *dict.fromkeys(self.texts),
-        ]
+        numbers = [key for key in self._lacked if self._is_logged(key)]
         places = [None, *(self._sources if len(self._sources) > 1 else ())]
         metrics: dict[str, float] = {}
-        for key in keys:
+        for key in [*numbers, *dict.fromkeys(self.texts)]:
             for place in places:
-                name = "/".join([PREFIX, *map(bare, (key,) if place is None else (place, key))])
-                if f"{name}/count" in metrics:
-                    self.warn(
-                        ("name", name),
-                        f"two series would be logged as {shown(name)}, of a key and of a data source: one is left out",
-                    )
-                else:
-                    metrics.update(step.summary(place, key).metrics(name))
+                metrics.update(step.summary(place, key).metrics(self._name(place, key)))
         return metrics
 
-    def _numbers(self, key: str, column: Any, sources: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray] | None:
-        """As `numeric`, or `None` for a key that is no number; warns of what would surprise in a chart."""
+    def _is_logged(self, key: str) -> bool:
+        return key in self._are_numbers and (self._lacked[key] or self.which == "all")
+
+    def _name(self, place: Place, key: str) -> str:
+        parts = (key,) if place is None else (place, key)
+        wanted = "/".join([PREFIX, *(fitting(str(part), _LONGEST_PART) for part in parts)])
+        return self._names.of((place, key), wanted)
+
+    def _numbers(
+        self, key: str, column: Any, sources: Sequence[Any] | None
+    ) -> tuple[np.ndarray, np.ndarray, int] | None:
+        """As `numeric`, and how many samples have the key; or `None` for a key that is no number.
+
+        Warns of what would surprise in a chart.
+        """
+        others = 0
         try:
             values, mask = numeric(column, key)
         except NotNumericError as error:
-            if key not in self._lacked:
+            if key not in self._are_numbers:
                 return None
-            self.warn(
-                ("kind", key),
-                f"the reward key {shown(key)}, a number before, is none in some samples: {error}. It counts as missing",
-            )
+            if self._is_logged(key):
+                self.warn(
+                    ("kind", key),
+                    f"the reward key {shown(key)}, a number before, is none in some samples: {error}. It counts as "
+                    "missing",
+                )
             values, mask = numeric([value if _is_number(value) else None for value in column])
+            others = int((present(column) & ~mask).sum())
         if not np.isfinite(values[mask]).all():
             for kind, odd in (("NaN", np.isnan(values)), ("infinite", np.isinf(values))):
                 if (rows := np.flatnonzero(mask & odd)).size:
@@ -303,7 +331,7 @@ class RewardMetrics:
                     )
             if self.nan_is_missing:
                 mask = mask & ~np.isnan(values)
-        return values, mask
+        return values, mask, int(mask.sum()) + others
 
     def _shares(self, key: str, column: Any, rows: np.ndarray) -> Summary:
         """How many of these samples have the commonest values of a text key."""
@@ -311,20 +339,12 @@ class RewardMetrics:
         for text in [column[row] for row in rows.tolist()]:
             if isinstance(text, str):
                 counts[text] = counts.get(text, 0) + 1
-        common = self._common.setdefault(key, {})
-        new = sorted(counts.keys() - common.keys(), key=lambda text: (-counts[text], text))
-        common.update(dict.fromkeys(new[: _MOST_TEXTS - len(common)]))
+        labels = self._labels.setdefault(key, Names(_OTHER, *_COUNTED))
+        new = sorted(counts.keys() - labels.given.keys(), key=lambda text: (-counts[text], text))
+        for text in new[: _MOST_TEXTS - len(labels.given)]:
+            labels.of(text, fitting(text, _LONGEST_TEXT, one_part=True))
         total = sum(counts.values())
-        shares: dict[str, int] = {}
-        for text in common:
-            shares[_label(text)] = shares.get(_label(text), 0) + counts.get(text, 0)
-        if len(common) == _MOST_TEXTS:
-            shares["(other)"] = total - sum(shares.values())
+        shares = {label: counts.get(text, 0) for text, label in labels.given.items()}
+        if len(shares) == _MOST_TEXTS:
+            shares[_OTHER] = total - sum(shares.values())
         return Summary(len(rows), total, texts=shares)
-
-
-def _label(text: str) -> str:
-    """A value as it may stand in a metric's name: what cannot is cut and ends in a digest, by which two stay two."""
-    if text.isprintable() and "/" not in text and len(text) <= _LONGEST_TEXT:
-        return text
-    return f"{shown(text)[1:-1][: _LONGEST_TEXT - 10].replace('/', '_')} #{digest(text)}"

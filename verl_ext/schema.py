@@ -10,9 +10,9 @@ import numbers
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from operator import countOf
 from types import NoneType
 from typing import Any
@@ -26,11 +26,17 @@ Column = np.ndarray
 
 _FREE_TEXT_BYTES = 2**20
 _TEXT_PADDING = 8
-_DEEPEST = 16
+_DEEPEST = 16  # levels of lists within lists; NumPy itself allows for 32 or 64, by its version
+_LARGEST = 2**22  # leaves of one value that is no array; a `range` of 10**12 is small until it is opened
 _INTEGER_KINDS, _NUMBER_KINDS = frozenset("biu"), frozenset("biufc")  # NumPy's letters; bools count as integers
-_LEAF_KINDS, _SAME_IN_PYTHON = _NUMBER_KINDS | set("U"), _NUMBER_KINDS | set("OUS")
+_SAME_IN_PYTHON = _NUMBER_KINDS | set("OUS")
 _PYTHON_NUMBERS = frozenset((bool, int, float, complex))
-_SEQUENCES = frozenset((list, tuple, np.ndarray))
+_CONTAINERS = frozenset((list, tuple, dict))
+_NO_NUMBERS = (np.flexible, np.object_, np.datetime64, np.timedelta64)  # among NumPy's scalars
+_ONE_THING = (int, float, complex, str, bytes, bytearray, NoneType, dict, np.generic, Mapping)
+_PLAIN_ARRAYS = (np.matrix, np.memmap)
+_REGISTERED = 2  # `dtype.isbuiltin` of what others registered with NumPy, as `ml_dtypes` does
+_ARRAY_PROTOCOLS = ("__array_struct__", "__array_interface__", "__array__")
 _MACHINE_TYPES = {float: ("d", np.float64), int: ("q", np.int64), bool: ("?", np.bool_)}  # by code of `struct`
 
 _BLOCK, _BLOCK_VALUES = 1024, 12 * 1024  # rows, at least, and values; what one block holds fits into a cache
@@ -38,7 +44,7 @@ _FEW = 8  # rows of one schema in a block; to complete them is faster than to ta
 _SHORT = 16  # characters; longer text waits as `str`, since an array of it would have to grow in width
 
 
-def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[str, np.ndarray]:
+def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[Any, np.ndarray]:
     """Align per-sample reward dicts into one column per key.
 
     Args:
@@ -51,24 +57,22 @@ def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[str, np.ndarray]:
         the sample-0 assembly in verl's `RewardLoopManager.compute_rm_score` and `AgentLoopWorker._postprocess`.)
 
     Raises:
-        RowError: a row is no dict, or a key no `str`; or a row got or lost a key meanwhile.
+        RowError: a row is no dict, or got or lost a key meanwhile.
 
     >>> assemble_reward_extra_info([{"acc": 1.0}, {"acc": True, "pred": "42"}])
     {'acc': array([1., 1.]), 'pred': array([None, '42'], dtype=object)}
     """
     rows = infos if type(infos) is list else list(infos)
-    columns: dict[str, _Growing] = {}
+    columns: dict[Hashable, _Growing] = {}
     # In blocks: a row is read while it is in the cache, and what is needed beside the columns stays small.
     size = max(_BLOCK, _BLOCK_VALUES // (len(rows[0]) or 1)) if rows and isinstance(rows[0], dict) else _BLOCK
     for start in range(0, len(rows), size):
         block = rows[start : start + size]
         for key, (places, values) in _values_by_key(block, start).items():
             if key not in columns:
-                if not isinstance(key, str):
-                    check_rows(block, start)
                 columns[key] = _Growing(len(rows), late=start > 0)
             columns[key].add(slice(start, start + len(block)), places, values)
-    aligned: dict[str, Column] = {}
+    aligned: dict[Hashable, Column] = {}
     for key in list(columns):
         column = columns.pop(key).finished()
         if column is None:  # the blocks do not agree: all values decide, as they are
@@ -77,27 +81,30 @@ def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[str, np.ndarray]:
     return aligned
 
 
-def _values_by_key(block: Sequence[Any], start: int) -> dict[str, tuple[Any, list[Any]]]:
+def _values_by_key(block: Sequence[Any], start: int) -> dict[Hashable, tuple[Any, list[Any]]]:
     """For each key of a block: the places of the rows that have it, and its values; `None` for rows that lack it."""
     if countOf(map(type, block), dict) < len(block):
         check_rows(block, start)
         block = [dict(row or ()) for row in block]  # also: an OrderedDict may have its values in another order
     if sum(map(len, block)) == len(block[0]) * len(block):
         with suppress(KeyError):  # as many keys on every row, but not the same
-            return {key: (slice(None), [row[key] for row in block]) for key in block[0]}
+            return {key: (slice(None), [row[key] for row in block]) for key in tuple(block[0])}
 
-    schemas: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for place, schema in enumerate(map(tuple, block)):
-        schemas[schema].append(place)
-    found: dict[str, tuple[list[np.ndarray], list[Any]]] = {key: ([], []) for key in chain.from_iterable(schemas)}
-    groups = [(keys, places, map(block.__getitem__, places)) for keys, places in schemas.items() if len(places) >= _FEW]
-    rare = [place for places in schemas.values() if len(places) < _FEW for place in places]
+    # The keys of a row and its values, in one order, are read one right after the other, by two calls between which no
+    # other thread gets its turn. So nothing needs to be looked up, and no value comes out at another's key.
+    schemas: dict[tuple[Hashable, ...], tuple[list[int], list[Any]]] = defaultdict(lambda: ([], []))
+    rows = zip(map(tuple, block), map(tuple, map(dict.values, block)), strict=True)
+    for place, (keys, values) in enumerate(rows):
+        places, flat = schemas[keys]
+        places.append(place)
+        flat += values
+    found: dict[Hashable, tuple[list[np.ndarray], list[Any]]] = {key: ([], []) for key in chain.from_iterable(schemas)}
+    groups = [(keys, places, flat) for keys, (places, flat) in schemas.items() if len(places) >= _FEW]
+    rare = [place for places, _ in schemas.values() if len(places) < _FEW for place in places]
     if rare:  # completed with None, these have one schema, too
-        complete = dict.fromkeys(found).__or__
-        groups.append((tuple(found), rare, map(complete, map(block.__getitem__, rare))))
-    for keys, places, rows in groups:
-        # The values of rows of one schema are in one order: nothing needs to be looked up.
-        flat = list(chain.from_iterable(map(dict.values, rows)))
+        complete = map(dict.fromkeys(found).__or__, map(block.__getitem__, rare))
+        groups.append((tuple(found), rare, list(chain.from_iterable(map(dict.values, complete)))))
+    for keys, places, flat in groups:
         if len(flat) != len(keys) * len(places):
             raise RowError("a row got or lost a key while it was read: finalize a copy of what a thread changes")
         where = np.array(places)
@@ -268,16 +275,31 @@ def _letters(column: Column) -> int:
 
 
 def _nested(values: Sequence[Any], types: set[type]) -> Column | None:
-    """Lists, tuples and arrays of one shape whose leaves are all of one kind and held exactly: an n-D array."""
-    if not types or not types <= _SEQUENCES:
+    """What NumPy opens (lists, arrays, tensors, ranges, ...), of one shape, with leaves of one kind: an n-D array."""
+    if not types or any(map(_is_one_thing, types)):
         return None
-    shape = _shape(values[0])
-    if not shape or any(_shape(value) != shape for value in values[1:]):
+    opened = []
+    for value in values:
+        opened.append(_opened(value))
+        if opened[-1] is None:
+            return None
+    dtype = _dtype_of_arrays(opened)
+    if dtype is not None and not _holds_leaves(dtype):
         return None
-    dtype = _dtype_of_arrays(values)
-    if dtype is not None and dtype.kind in _NUMBER_KINDS:
-        return np.stack(values)
-    leaves = [leaf for value in values for leaf in _leaves(value, len(shape))]
+    if dtype is not None and _is_shipped_number(dtype.type):
+        return np.stack(opened) if len({array.shape for array in opened}) == 1 else None
+    leaves: list[Any] = []
+    shapes: set[tuple[int, ...]] = set()
+    for value, items in zip(values, opened, strict=True):
+        held: list[Any] = []
+        try:
+            shapes.add(_shape(items, held, (id(value),), iter(range(_LARGEST))))
+        except _NoArrayError:
+            return None
+        if len(shapes) > 1:
+            return None
+        leaves += held
+    (shape,) = shapes
     if not leaves:
         return np.empty((len(values), *shape), dtype=dtype or np.float64)
     leaf_types = set(map(type, leaves))
@@ -287,7 +309,7 @@ def _nested(values: Sequence[Any], types: set[type]) -> Column | None:
     if column is None:
         return None
     # Text arrays that all bring one width keep it, as on stock.
-    return column.reshape(len(values), *shape) if dtype is None else np.stack(values)
+    return column.reshape(len(values), *shape) if dtype is None else np.stack(opened)
 
 
 RULES = (_numbers, _text, _nested)
@@ -307,12 +329,27 @@ def is_machine_number(value: Any) -> bool:
 
 
 def _is_numpy_number(kind: type) -> bool:
-    return issubclass(kind, np.bool_ | np.number) and not issubclass(kind, np.timedelta64)
+    """Whether values of this type are scalars that NumPy calculates with, also such as `ml_dtypes` registers there."""
+    return issubclass(kind, np.generic) and not issubclass(kind, _NO_NUMBERS)
+
+
+def _is_shipped_number(kind: type) -> bool:
+    """Whether NumPy itself ships this type of scalar: only these have a dtype that every process has."""
+    return _is_numpy_number(kind) and issubclass(kind, (np.bool_, np.number))
+
+
+def _holds_leaves(dtype: np.dtype) -> bool:
+    return dtype.kind == "U" or _is_shipped_number(dtype.type)
 
 
 def _is_number_array(value: Any) -> bool:
     """Whether a value is an array without axes that holds a number."""
-    return type(value) is np.ndarray and value.ndim == 0 and value.dtype.kind in _NUMBER_KINDS
+    return type(value) is np.ndarray and value.ndim == 0 and _is_numpy_number(value.dtype.type)
+
+
+def _is_one_thing(kind: type) -> bool:
+    """Whether NumPy takes values of this type as they are, or ours are not to be opened: bytes, mappings."""
+    return issubclass(kind, _ONE_THING)
 
 
 def _may_be_number(kind: type) -> bool:
@@ -332,17 +369,17 @@ def _is_plain(kind: type) -> bool:
 
 
 def _numpy_dtype(value: Any) -> np.dtype | None:
-    """The dtype that a NumPy scalar, a 0-d numeric array or a 0-d tensor brings along; `None` for anything else."""
+    """The dtype of NumPy's own that a scalar, a 0-d numeric array or a 0-d tensor brings; `None` for anything else."""
     if _is_numpy_number(type(value)) or _is_number_array(value):
         dtype: np.dtype = value.dtype.newbyteorder("=")
-        return dtype
-    if is_tensor(type(value)) and value.ndim == 0:
-        name = str(value.dtype).removeprefix("torch.")
+    elif is_tensor(type(value)) and value.ndim == 0:
         try:
-            return np.dtype(name)  # the two share their names, but for bfloat16 and the like, which NumPy lacks
-        except TypeError:
+            dtype = np.dtype(str(value.dtype).removeprefix("torch."))  # the two share their names
+        except TypeError:  # but for bfloat16 and the like, which NumPy knows once `ml_dtypes` is imported
             return None
-    return None
+    else:
+        return None
+    return dtype if _is_shipped_number(dtype.type) else None
 
 
 def _brought_dtype(values: Sequence[Any]) -> np.dtype | None:
@@ -374,30 +411,102 @@ def _python_number(value: Any, otherwise: Any) -> Any:
     return number
 
 
-def _shape(value: Any, _open: tuple[int, ...] = ()) -> tuple[int, ...] | None:
-    """The shape of nested lists, tuples and arrays; `()` for a leaf, `None` if ragged, opaque or too deep."""
+# --- what NumPy opens --------------------------------------------------------------------------------------------
+
+
+def _opened(value: Any) -> Any:
+    """`value` as the list or the array that NumPy makes of it; `None` for what it, or we, take as one thing.
+
+    Asked as NumPy asks: the buffer and array protocols first, then whether it is a sequence. A value that raises is one
+    thing. Numbers of a dtype that NumPy does not ship come as Python's.
+    """
     kind = type(value)
+    if kind is list or kind is tuple:
+        return value
     if kind is np.ndarray:
-        return value.shape if value.dtype.kind in _LEAF_KINDS else None
-    if kind is not list and kind is not tuple:
-        return ()
-    if len(_open) == _DEEPEST or id(value) in _open:  # a list may hold itself
+        return _array(value)
+    if _is_one_thing(kind):
         return None
-    shapes = {_shape(item, (*_open, id(value))) for item in value} or {()}
-    inner = shapes.pop()
-    return None if shapes or inner is None else (len(value), *inner)
+    try:
+        if is_tensor(kind):
+            return _array_of_tensor(value) if value.ndim else None
+        if isinstance(value, np.ndarray):  # a masked array, and others that say more than their elements
+            return _array(np.asarray(value)) if kind in _PLAIN_ARRAYS else None
+        if any(hasattr(value, name) for name in _ARRAY_PROTOCOLS):
+            return _array(np.asarray(value))
+        for base in (list, tuple):
+            if issubclass(kind, base):  # what a subclass holds, as NumPy takes it, and not what it says
+                return list(base.__iter__(value))
+        if _is_buffer(value):
+            return _array(np.asarray(value))
+        if hasattr(kind, "__getitem__") and (length := len(value)) <= _LARGEST:
+            source = value if isinstance(value, Sequence) else map(value.__getitem__, range(length))
+            items = list(islice(source, length + 1))
+            return items if len(items) == length else None
+    except Exception:  # whatever a user's own method raises
+        return None
+    return None
 
 
-def _leaves(value: Any, depth: int) -> Iterable[Any]:
-    if type(value) is np.ndarray:
-        return value.ravel().tolist() if value.dtype.kind == "U" else list(value.ravel())
-    items: list[Any] = value
-    if depth == 1:
-        return items
-    return chain.from_iterable(_leaves(item, depth - 1) for item in items)
+def _array(array: np.ndarray) -> Any:
+    """The array itself; nested lists of Python's numbers where NumPy does not ship its dtype; `None` without axes."""
+    if not array.ndim:
+        return None
+    return array.tolist() if array.dtype.isbuiltin == _REGISTERED else array
+
+
+def _array_of_tensor(tensor: Any) -> Any:
+    tensor = tensor.detach()
+    try:
+        return _array(tensor.cpu().resolve_conj().resolve_neg().numpy())
+    except TypeError:  # bfloat16 and the like
+        return tensor.tolist()
+
+
+def _is_buffer(value: Any) -> bool:
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
+class _NoArrayError(Exception):
+    """A value that is no array: ragged, opaque, too deep, too large or within itself."""
+
+
+def _shape(items: Any, leaves: list[Any], within: tuple[int, ...], looks: Iterator[int]) -> tuple[int, ...]:
+    """The shape of an opened value, what it holds at the bottom added to `leaves`.
+
+    `within` is what it is itself in; `looks` ends where the same few lists are within each other again and again.
+    """
+    if isinstance(items, np.ndarray):
+        if not _holds_leaves(items.dtype):
+            raise _NoArrayError
+        leaves.extend(items.ravel().tolist() if items.dtype.kind == "U" else items.ravel())
+        return tuple(items.shape)
+    if len(leaves) + len(items) > _LARGEST or next(looks, None) is None:
+        raise _NoArrayError
+    if all(map(_is_one_thing, set(map(type, items)))):
+        leaves.extend(items)
+        return (len(items),)
+    shapes: set[tuple[int, ...]] = set()
+    for item in items:
+        inner = _opened(item)
+        if inner is None:
+            leaves.append(item)
+            shapes.add(())
+        elif len(within) == _DEEPEST or id(item) in within:
+            raise _NoArrayError
+        else:
+            shapes.add(_shape(inner, leaves, (*within, id(item)), looks))
+        if len(shapes) > 1:
+            raise _NoArrayError
+    return (len(items), *shapes.pop())
 
 
 def _dtype_of_arrays(values: Sequence[Any]) -> np.dtype | None:
+    """The one dtype of values that are all arrays."""
     dtypes = {value.dtype if type(value) is np.ndarray else None for value in values}
     return dtypes.pop() if len(dtypes) == 1 else None
 
@@ -417,7 +526,7 @@ def merge_columns(parts: Sequence[Column | int]) -> Column:
     parts = [part for part in parts if _rows(part)] or parts  # no rows: neither a missing key nor a dtype
     present = [part for part in parts if not isinstance(part, int)]
     forms = {(part.dtype, part.shape[1:]) for part in present}
-    if len(present) == len(parts) and len(forms) == 1 and present[0].dtype.kind in _NUMBER_KINDS:
+    if len(present) == len(parts) and len(forms) == 1 and _is_shipped_number(present[0].dtype.type):
         return np.concatenate(present)  # every row brings this dtype, so deciding anew would find it again
     objects = np.concatenate([_objects(part) for part in parts])
     types = set(map(type, objects.tolist()))
@@ -472,7 +581,7 @@ def _bends(parts: Sequence[Column]) -> bool:
 
 
 def same_value(one: Any, other: Any, _open: frozenset[tuple[int, int]] = frozenset()) -> bool:
-    """Whether two values are equal as values: Python `==`, where list, tuple, array and tensor are one kind.
+    """Whether two values are equal as values: Python `==`, where all that NumPy opens (list, tensor, ...) is one kind.
 
     NaN equals NaN, and a comparison that raises, or that cannot be asked for its truth, counts as unequal.
     """
@@ -480,6 +589,8 @@ def same_value(one: Any, other: Any, _open: frozenset[tuple[int, int]] = frozens
         return True
     _open = _open | {(id(one), id(other))}
     try:
+        if type(one) is type(other) and type(one) not in _CONTAINERS and _say_equal(one, other):
+            return True  # opened, one whose items are of its own kind again, as text's are, would never end
         one, other = _listed(one), _listed(other)
         if isinstance(one, list) and isinstance(other, list):
             return len(one) == len(other) and all(same_value(a, b, _open) for a, b in zip(one, other, strict=True))
@@ -492,11 +603,20 @@ def same_value(one: Any, other: Any, _open: frozenset[tuple[int, int]] = frozens
         return False
 
 
+def _say_equal(one: Any, other: Any) -> bool:
+    try:
+        return (one == other) is True
+    except Exception:
+        return False
+
+
 def _listed(value: Any) -> Any:
+    """An array, and all that NumPy opens, as a list; NumPy's numbers as Python's."""
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.kind in _SAME_IN_PYTHON:
+        if value.dtype.kind in _SAME_IN_PYTHON or _is_numpy_number(value.dtype.type):
             return value.tolist()
         return list(np.asarray(value)) if value.shape else value
     if is_tensor(type(value)):
         return value.tolist()
-    return list(value) if type(value) is tuple else value
+    opened = _opened(value)
+    return value if opened is None else list(opened)

@@ -134,41 +134,81 @@ def _spelling(key: str) -> str:
     return f"+{SECTION}.fill.{key}=0.0" if dotted else f"'+{SECTION}.fill={{{key}: 0.0}}'"
 
 
-def training_values(key: str, column: Any, rows: int, settings: Settings, data_sources: Sequence[Any] | None) -> Any:
-    """A reward column as training may use it: finite numbers, the fill value where a sample lacks the key.
+@dataclass(frozen=True)
+class Use:
+    """What training takes a reward column for.
+
+    Attributes:
+        numbers: from values, one per sample, to the numbers `(samples,)` that verl makes of them; raises whatever it
+            likes for values that are none.
+        demand: what must hold of a value, and why, to end an error message.
+    """
+
+    numbers: Callable[[Sequence[Any]], np.ndarray]
+    demand: str
+
+
+COMPARED = Use(
+    lambda values: np.array([float(value) for value in values]),  # as verl does, one by one
+    "a number, by which the samples of a prompt are compared",
+)
+"""What group filters take their metric for."""
+
+
+def training_values(
+    key: str, column: Sequence[Any], settings: Settings, data_sources: Sequence[Any] | None, use: Use
+) -> np.ndarray:
+    """A reward column as training may use it: numbers, the fill value where a sample lacks the key.
 
     Args:
         key: the reward key.
-        column: `(rows,)`, or `None` where no sample of the batch has the key.
-        rows: the number of samples.
+        column: one value per sample, `None` where the key is missing.
         settings: where the fill value is looked up.
         data_sources: by row, for the error; or `None`.
+        use: what the column is for.
 
     Returns:
-        The column itself if nothing is missing; else float64 `(rows,)`.
+        `(rows,)`, in the dtype of `use`.
 
     Raises:
         MissingRewardError: samples lack the key and no fill value is set; how many, of which data sources.
-        MissingRewardError: a value is no finite number; names the row.
+        MissingRewardError: a value is no such number; names the row.
     """
-    values = [None] * rows if column is None else np.asarray(column).tolist()
-    values = [None if settings.misses(value) else value for value in values]
-    missing = np.array([value is None for value in values], dtype=bool)
-    for row, value in enumerate(values):
-        if value is not None and not _is_finite(value):
-            raise MissingRewardError(
-                f"the reward component {shown(key)} is {shown(value)} in row {row}{_source(data_sources, row)}: it "
-                "must be a finite number to train on, in float32. NaN would reach every advantage of its group"
-            )
+    values = list(column)
+    missing = np.array([settings.misses(value) for value in values], dtype=bool)
+    rows = np.flatnonzero(~missing).tolist()
+    present = [values[row] for row in rows]
+    numbers = _converted(present, use)
+    if numbers is None:  # not all of them together: one by one, which tells the one that is no number
+        one_by_one = []
+        for row, value in zip(rows, present, strict=True):
+            number = _converted([value], use)
+            if number is None:
+                told = shown(value.item() if isinstance(value, np.generic) else value)
+                raise MissingRewardError(
+                    f"the reward component {shown(key)} is {told} in row {row}{_source(data_sources, row)}: it must be "
+                    f"{use.demand}"
+                )
+            one_by_one.append(number)
+        numbers = np.concatenate(one_by_one)
     if not missing.any():
-        return column
+        return numbers
     if key not in settings.fill:
         raise MissingRewardError(
-            f"{int(missing.sum())} of {rows} samples lack the reward component {shown(key)}"
+            f"{int(missing.sum())} of {len(values)} samples lack the reward component {shown(key)}"
             f"{_by_source(data_sources, missing)}. Return it from the reward function for every sample, or name the "
             f"value to train with where it is missing: {_spelling(key)}"
         )
-    return np.array([settings.fill[key] if value is None else value for value in values], dtype=np.float64)
+    filled = np.full(len(values), settings.fill[key], dtype=numbers.dtype)
+    filled[rows] = numbers
+    return filled
+
+
+def _converted(values: Sequence[Any], use: Use) -> np.ndarray | None:
+    try:
+        return use.numbers(values)
+    except Exception:  # of NumPy's, or of a value's own `__float__`: whatever it is, it has given no number
+        return None
 
 
 def _is_finite(value: Any) -> bool:

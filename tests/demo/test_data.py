@@ -2,11 +2,11 @@
 
 from collections import Counter
 
+import build_rows
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_ext.demo import build_rows
 from verl_ext.demo.data import ROW_FORMAT, RowsFileError, read_rows
 from verl_ext.errors import VerlExtError
 

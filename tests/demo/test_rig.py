@@ -29,11 +29,6 @@ TEXTS = st.lists(
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory):
-    return rig.build_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def config(model_dir):
     return rig.compose_config(model_dir)
 

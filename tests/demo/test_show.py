@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -299,15 +300,19 @@ def fake_leg(tmp_path, monkeypatch):
     return install
 
 
-def test_each_leg_gets_the_rows_file_and_its_own_setting_of_the_plugin(fake_leg, monkeypatch, tmp_path):
+def test_each_leg_gets_an_empty_directory_the_rows_file_and_its_own_setting_of_the_plugin(
+    fake_leg, monkeypatch, tmp_path
+):
     monkeypatch.setenv("VERL_EXT_DISABLE", "protocol")
-    fake_leg("print(json.dumps({'argv': sys.argv[1:], 'disable': os.environ['VERL_EXT_DISABLE']}))")
+    fake_leg(
+        """
+_, module, directory, *rows = sys.argv[1:]
+print(json.dumps({"event": [module, os.listdir(directory), rows, os.environ["VERL_EXT_DISABLE"]]}))
+"""
+    )
     seen = {name: list(show._events(tmp_path / "rows.parquet", env)) for name, env in show.LEGS.items()}
-    argv = ["-m", "verl_ext.demo.leg", str(tmp_path / "rows.parquet")]
-    assert seen == {
-        "stock verl": [{"argv": argv, "disable": "1"}],
-        "verl-ext": [{"argv": argv, "disable": "0"}],
-    }
+    started = ["verl_ext.demo.leg", [], [str(tmp_path / "rows.parquet")]]
+    assert seen == {"stock verl": [{"event": [*started, "1"]}], "verl-ext": [{"event": [*started, "0"]}]}
 
 
 def test_a_real_leg_that_dies_is_an_error_with_its_last_lines():
@@ -345,6 +350,33 @@ def test_a_leg_that_is_killed_is_an_error_with_the_signal(fake_leg):
     fake_leg("os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(DemoError, match="exit code -9"):
         list(show._events(None, {}))
+
+
+@pytest.mark.parametrize("ends", ["by itself", "on Ctrl-C", "when it is killed"])
+def test_however_a_leg_ends_nothing_of_it_stays_in_the_temporary_folder(ends, fake_leg, monkeypatch, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(show, "_PATIENCE", 0.2 if ends == "when it is killed" else 30.0)
+    heeds = "signal.SIG_IGN" if ends == "when it is killed" else "signal.default_int_handler"
+    fake_leg(
+        f"""
+signal.signal(signal.SIGINT, {heeds})
+open(sys.argv[3] + "/config.json", "w").close()
+print(json.dumps({{"step": "first"}}), flush=True)
+if {ends != "by itself"}:
+    signal.pause()
+    signal.pause()
+"""
+    )
+    events = show._events(None, {})
+    assert next(events) == {"step": "first"}
+    assert [file.name for file in temporary.glob("*/*")] == ["config.json"]
+    if ends == "by itself":
+        assert list(events) == []
+    else:
+        events.close()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("lost", [0, 4])

@@ -89,7 +89,7 @@ def a_run(tmp_path):
 
 
 def run(command, cwd=ROOT):
-    environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "verl_ext.autoload"}
+    environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "verl_ext.autoload", "RAY_ADDRESS": "local"}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 

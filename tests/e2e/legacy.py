@@ -17,6 +17,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
+from actors import release
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role
@@ -186,9 +187,9 @@ def managers(model_dir: Path, rows: Sequence[Row], overrides: Sequence[str] = ()
         try:
             yield Managers(model_dir, reward_loop, agent_loop)
         finally:
-            rig.release(agent_loop)
+            release(agent_loop)
     finally:
-        rig.release(reward_loop)
+        release(reward_loop)
 
 
 # --- one trainer -------------------------------------------------------------------------------------------------

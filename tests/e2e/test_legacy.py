@@ -279,17 +279,18 @@ def test_a_reward_key_named_reward_is_kept_apart_from_verls_own_metric_with_one_
         legacy.validate(trainer(questions, questions))
 
 
-def test_a_key_that_is_no_number_everywhere_is_left_out_of_the_metrics_with_one_warning_each(
+def test_what_is_no_number_everywhere_is_averaged_where_it_is_one_with_one_warning_for_each_key(
     trainer, stock, filled_columns, warnings
 ):
     val = [question("now_text_now_number", number) for number in range(8)]
     make = partial(trainer, val, val, f"actor_rollout_ref.rollout.val_kwargs.n={N}")
     metrics, lines = legacy.validate(make())
+    averaged = {key: metrics.get(f"val-aux/now_text_now_number/{key}/mean@{N}") for key in ("mark", "steps", "detail")}
+    assert averaged == {"mark": 42, "steps": 0.5, "detail": None}
     assert metrics[f"val-core/now_text_now_number/reward/mean@{N}"] == 0.5
-    assert [name for name in metrics if any(key in name for key in ("mark", "steps", "detail"))] == []
     assert_dumped_as_emitted(lines, val)
-    for key in ("mark", "steps", "detail"):
-        assert len([message for message in warnings() if f"'{key}'" in message]) == 1
+    said = {key: len([message for message in warnings() if f"'{key}'" in message]) for key in averaged}
+    assert said == {"mark": 1, "steps": 0, "detail": 1}
 
     with filled_columns(), pytest.raises(TypeError):
         legacy.validate(make())
@@ -438,14 +439,15 @@ def test_a_missing_key_replaces_none_of_the_fields_that_the_dump_writes_itself(t
     assert run.error is None
     for step, lines in (*run.rollouts.items(), *run.validations.items()):
         entries = parsed(lines)
-        mine = [entry for entry in entries if entry["input"] == "mine"]
+        mine = [entry for entry in entries if entry["reward_extra/input"] is not None]
         assert len(mine) == len(entries) / 2
-        assert {(entry["output"], entry["gts"], entry["step"]) for entry in mine} == {("mine", "mine", 7)}
+        assert {
+            tuple(entry[f"reward_extra/{key}"] for key in ("input", "output", "gts", "step")) for entry in mine
+        } == {("mine", "mine", "mine", 7)}
         for entry in entries:
-            if entry not in mine:
-                assert "question" in entry["input"]
-                assert entry["score"] == float(entry["output"])
-                assert (entry["gts"], entry["step"]) == ("", step)
+            assert "question" in entry["input"]
+            assert entry["score"] == float(entry["output"])
+            assert (entry["gts"], entry["step"]) == ("", step)
 
 
 def test_numbers_and_booleans_are_dumped_as_such_at_any_depth_where_stock_verl_writes_text_or_nothing(train, stock):

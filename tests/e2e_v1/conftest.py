@@ -4,32 +4,23 @@ from functools import partial
 
 import pytest
 
-from verl_ext.demo import rig
-
 
 @pytest.fixture(scope="package")
-def model_dir(tmp_path_factory):
-    return rig.build_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="package")
-def processes(model_dir):
-    """Ray, TransferQueue and the worker processes: without the plugin, and with it."""
+def processes(ray_session, model_dir):
+    """TransferQueue and the worker processes: without the plugin, and with it."""
     import transfer_queue as tq
 
     from e2e_v1 import v1
 
     config = v1.v1_config(model_dir)
-    with rig.local_ray():
-        v1.open_queue(config)
-        both = {
-            plugin: v1.Workers(config, plugin=plugin, agent_loop_workers=count)
-            for plugin, count in ((False, 1), (True, 2))
-        }
-        yield {plugin: workers.wait() for plugin, workers in both.items()}
-        for workers in both.values():
-            workers.close()
-        tq.close()
+    v1.open_queue(config)
+    both = {
+        plugin: v1.Workers(config, plugin=plugin, agent_loop_workers=count) for plugin, count in ((False, 1), (True, 2))
+    }
+    yield {plugin: workers.wait() for plugin, workers in both.items()}
+    for workers in both.values():
+        workers.close()
+    tq.close()
 
 
 @pytest.fixture

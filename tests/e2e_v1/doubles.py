@@ -6,6 +6,7 @@ metrics, logger and dumps are verl's own. Ray's workers import this file by name
 
 import ast
 import copy
+import threading
 import time
 from collections import Counter
 
@@ -200,11 +201,25 @@ class WorkerGroups:
 # --- what a user brings along ------------------------------------------------------------------------------------
 
 
+_reading = threading.Lock()
+
+
+def earned_by(answer):
+    """What an answer says that it earns.
+
+    verl scores in several threads, and CPython 3.11 counts the depth of all threads' syntax trees in one number: where
+    the garbage collector lets another thread read in the midst of one, `ast.literal_eval` is a `SystemError`. verl's
+    agent loop logs that, in its worker, and the step is trained without the sample. So one thread reads at a time.
+    """
+    with _reading:
+        return ast.literal_eval(answer)
+
+
 def as_answered(data_source, solution_str, ground_truth, extra_info, **kwargs):
     """The answer is what it earns, written in Python; verl's own scorers for verl's own data sources."""
     if not data_source.startswith("planned"):
         return default_compute_score(data_source, solution_str, ground_truth, extra_info)
-    earned = ast.literal_eval(solution_str)
+    earned = earned_by(solution_str)
     time.sleep(earned.pop("seconds", 0))  # a slow judge: this session finishes after the others
     return earned
 
@@ -219,7 +234,7 @@ class NeedsNoDataSource(RewardManagerBase):
         item = data[-1:][0]
         response = item.batch["responses"]
         length = item.batch["attention_mask"][-len(response) :].sum()
-        earned = ast.literal_eval(self.tokenizer.decode(response[:length], skip_special_tokens=True))
+        earned = earned_by(self.tokenizer.decode(response[:length], skip_special_tokens=True))
         return {"reward_score": earned["score"], "reward_extra_info": earned}
 
 

@@ -10,6 +10,7 @@ import verl.trainer.main_ppo_sync as main_ppo_sync  # ModuleNotFoundError where 
 from verl.utils import tensordict_utils as tu
 
 AgentLoopManager, AgentLoopWorker = main_ppo_sync.AgentLoopManagerTQ, main_ppo_sync.AgentLoopWorkerTQ
+PPOTrainer = main_ppo_sync.PPOTrainer
 
 MANAGER = "async_rollout_manager"
 PATIENCE = 60

@@ -4,11 +4,12 @@ import time
 from unittest import mock
 
 import transfer_queue as tq
-from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls, trainer_base, trainer_separate_async
+from verl.trainer.ppo.v1 import agent_loop_tq, get_trainer_cls, replay_buffer, trainer_base, trainer_separate_async
 
 from . import doubles
 
 AgentLoopManager, AgentLoopWorker = agent_loop_tq.AgentLoopManagerTQ, agent_loop_tq.AgentLoopWorkerTQ
+PPOTrainer, ReplayBuffer = trainer_base.PPOTrainer, replay_buffer.ReplayBuffer
 
 MANAGER = "agent_loop_manager"
 """The trainer's attribute for its agent loop manager."""
@@ -60,10 +61,10 @@ def made(config, stand_ins, manager_class):
     return trainer
 
 
-def _be_impatient(replay_buffer):
+def _be_impatient(buffer):
     """Poll more often than every two seconds, and not for ever."""
-    replay_buffer.poll_interval = 0.05
-    poll, sampled = replay_buffer._wait_for_next_poll, replay_buffer.sample
+    buffer.poll_interval = 0.05
+    poll, sampled = buffer._wait_for_next_poll, buffer.sample
     until = [0.0]
 
     def sample(*args, **kwargs):
@@ -72,10 +73,10 @@ def _be_impatient(replay_buffer):
 
     def wait(*args):
         if time.monotonic() > until[0]:
-            raise TimeoutError(f"no full batch after {PATIENCE} s; the queue holds {dict(replay_buffer.partitions)}")
+            raise TimeoutError(f"no full batch after {PATIENCE} s; the queue holds {dict(buffer.partitions)}")
         return poll(*args)
 
-    replay_buffer.sample, replay_buffer._wait_for_next_poll = sample, wait
+    buffer.sample, buffer._wait_for_next_poll = sample, wait
 
 
 def step(trainer, metrics, timing):

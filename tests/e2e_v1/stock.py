@@ -1,44 +1,52 @@
-"""What stock verl makes of mixed rewards where its versions differ, and what a version has not got."""
+"""What stock verl makes of mixed rewards where its versions differ, and what they lack: asked of its code."""
 
+import inspect
 from dataclasses import dataclass
-from importlib.metadata import version
 
-from packaging.version import Version
+from verl.trainer.ppo.metric_utils import process_validation_metrics
+
+try:
+    from . import form_v1 as form
+except ModuleNotFoundError:
+    try:
+        from . import form_sync as form
+    except ModuleNotFoundError:
+        form = None  # verl before 0.8 has no trainer on TransferQueue
 
 
 @dataclass(frozen=True)
 class Stock:
-    """One version of verl.
+    """The installed verl.
 
     Attributes:
         drops_none: validation leaves `None`s out of its means; else it ends with a TypeError, after its dump.
         counts_failed_sessions: a session that failed counts as accuracy 0; else it does not count.
         waits_for_sessions: a prompt of which one session failed is waited for until its other sessions are done.
-        scores_colocated: a reward model may sit on the trainer's GPUs.
+        scores_colocated: a reward model may sit on the trainer's GPUs; else that is a stub.
         filters_groups: there is a group filter (DAPO).
     """
 
     drops_none: bool
     counts_failed_sessions: bool
-    waits_for_sessions: bool = True
-    scores_colocated: bool = True
-    filters_groups: bool = True
+    waits_for_sessions: bool
+    scores_colocated: bool
+    filters_groups: bool
 
 
-BY_VERSION = {
-    "0.8.0": Stock(
-        drops_none=False,
-        counts_failed_sessions=False,
-        waits_for_sessions=False,
-        scores_colocated=False,
-        filters_groups=False,
-    ),
-    "0.9.0": Stock(drops_none=False, counts_failed_sessions=False),
-    "0.9.1": Stock(drops_none=True, counts_failed_sessions=True),
-}
-"""By the first version that is so."""
+def _drops_none():
+    try:
+        inspect.unwrap(process_validation_metrics)(["source"], ["prompt"], {"key": [None]})
+    except TypeError:
+        return False
+    return True
 
-STOCK = next(
-    (stock for first, stock in reversed(BY_VERSION.items()) if Version(first) <= Version(version("verl"))), None
+
+STOCK = form and Stock(
+    drops_none=_drops_none(),
+    counts_failed_sessions="expected_acc_counts" in inspect.signature(process_validation_metrics).parameters,
+    waits_for_sessions="return_exceptions" in inspect.getsource(inspect.getmodule(form.AgentLoopManager)),
+    scores_colocated="NotImplementedError"
+    not in inspect.unwrap(form.PPOTrainer._compute_reward_colocate).__code__.co_names,
+    filters_groups="filter_groups_metric" in inspect.signature(form.ReplayBuffer).parameters,
 )
-"""The installed one; `None` before 0.8, which has no trainer on TransferQueue."""
+"""`None` where there is no such trainer."""

@@ -172,7 +172,7 @@ NOT_NUMBERS = {
 
 
 @pytest.mark.parametrize("kind", NOT_NUMBERS)
-def test_a_key_that_is_not_a_number_everywhere_is_left_out_of_the_metrics_with_one_warning(kind, stock, ours, warned):
+def test_what_stock_verl_cannot_average_is_left_out_of_the_metrics_with_one_warning(kind, stock, ours, warned):
     first, second, made_by_stock = NOT_NUMBERS[kind]
     key = f"verdict of {kind}"
     answers = {"score": 1.0, "acc": 1, key: first}, {"score": 1.0, "acc": 1, key: second, "seconds": 1}
@@ -185,9 +185,10 @@ def test_a_key_that_is_not_a_number_everywhere_is_left_out_of_the_metrics_with_o
 
     run = ours(val=odd)
     metrics = run.validate()
-    assert mean(metrics, "planned", key) is None
+    averaged = isinstance(made_by_stock, float)
+    assert mean(metrics, "planned", key) == (made_by_stock if averaged else None)
     assert mean(metrics, "planned", "acc") == 1.0
-    assert warned(repr(key)) == 1
+    assert warned(repr(key)) == (0 if averaged else 1)
     assert sorted((line[key] for line in run.validation_dump()), key=repr) == sorted([first, second], key=repr)
 
 
@@ -222,6 +223,61 @@ def test_the_rollout_dump_carries_the_reward_columns(stock, ours):
     run.step()
     earned = [(line["score"], line["acc"], line["judge"]) for line in run.rollout_dump()]
     assert sorted(earned, key=repr) == [(0.0, 0, None), (0.0, None, None), (1.0, 1, None), (1.0, None, "good")]
+
+
+PENALTY = [
+    "reward.reward_manager.name=dapo",
+    "+reward.reward_kwargs.max_resp_len=64",
+    "+reward.reward_kwargs.overlong_buffer_cfg={enable: true, len: 64, penalty_factor: 1.0, log: false}",
+]
+"""verl's own reward manager takes off one 64th for each token of an answer."""
+
+
+def test_what_a_reward_manager_takes_off_a_score_is_in_both_dumps_beside_what_score_is_there(stock, ours):
+    scored = [planned(f"question {n}", "{'score': 1.0}", "{'score': 1.0, 'acc': 1}") for n in range(2)]
+
+    def lines(run):
+        run.validate()
+        run.step()
+        return run.validation_dump(), run.rollout_dump()
+
+    validation, rollout = lines(stock(train=scored, overrides=PENALTY))
+    assert {line["score"] for line in validation} == {1.0}
+    earned = sorted(line["score"] for line in rollout)
+    assert earned[-1] < 1.0  # and the reward function's own score is nowhere
+
+    validation, rollout = lines(ours(train=scored, overrides=PENALTY))
+    assert [(line["score"], line["reward_sum"] == line["reward"] < 1.0) for line in validation] == [(1.0, True)] * 4
+    assert sorted(line["score"] for line in rollout) == earned
+    assert [line["reward_extra/score"] for line in rollout] == [1.0] * 4
+
+
+def test_a_reward_key_that_names_a_field_of_a_dump_is_beside_it_in_both_and_its_metric_is_as_on_stock(stock, ours):
+    names = {"uid": 7, "input": 8, "gts": "none", "step": 9}
+    named = [planned(f"question {n}", {"score": 1.0, **names}) for n in range(2)]
+
+    run = stock(train=named)
+    as_on_stock = {name for name in run.validate() if "/uid/" in name}
+    assert as_on_stock
+    assert [line["input"] for line in run.validation_dump()] == [8, 8]  # the prompt is nowhere, nor is the key `uid`
+    assert all(line["uid"] != 7 for line in run.validation_dump())
+
+    run = ours(train=named)
+    metrics = run.validate()
+    assert {name for name in metrics if "/uid/" in name} == as_on_stock
+    assert mean(metrics, "planned", "uid") == 7
+    run.step()
+    for step, dump in enumerate((run.validation_dump(), run.rollout_dump())):
+        for line in dump:
+            assert "question" in line["input"]
+            assert (line["gts"], line["step"]) == ("none", step)
+            assert isinstance(line["uid"], str)
+            assert {key: line[f"reward_extra/{key}"] for key in ("uid", "input", "step")} == {
+                "uid": 7,
+                "input": 8,
+                "step": 9,
+            }
+            assert "reward_extra/gts" not in line
 
 
 def test_what_verl_adds_to_fill_up_the_batch_earned_nothing_in_the_rollout_dump(ours):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import ray
 import transfer_queue as tq
+from actors import renewed
 from verl.experimental.reward_loop import reward_loop
 from verl.experimental.reward_loop.reward_loop import RewardLoopManager, RewardLoopWorker
 from verl.utils.debug import marked_timer
@@ -21,11 +23,7 @@ from verl_ext import plugin
 from verl_ext.demo import rig
 
 from . import doubles
-
-try:
-    from . import form_v1 as form
-except ModuleNotFoundError:  # verl 0.8
-    from . import form_sync as form
+from .stock import form
 
 USERS_FILE = Path(doubles.__file__)
 
@@ -96,31 +94,34 @@ class Workers:
                 raise RuntimeError(f"a worker {'with' if self.plugin else 'without'} the plugin has taught {found}")
         return self
 
-    @staticmethod
-    def renewed(workers, *args):
-        """The same processes, in which the worker's constructor has run again with these arguments."""
+    def errors(self):
+        """What the agent loop workers have logged as errors since this was asked last.
 
-        def again(worker, *args):
-            import asyncio
+        verl trains without a sample whose session has failed, and says so in the worker's log alone.
+        """
 
-            async def construct():
-                worker.__init__(*args)
+        def taken(worker):
+            errors, worker.errors[:] = [*worker.errors], []
+            return errors
 
-            # Ray runs this function beside the actor's event loop, in which a reward worker must be made: it keeps it.
-            loop = getattr(worker, "loop", None)
-            if loop is None:
-                worker.__init__(*args)
-            else:
-                asyncio.run_coroutine_threadsafe(construct(), loop).result()
-
-        ray.get([worker.__ray_call__.remote(again, *args) for worker in workers])
-        return workers
+        return [error for kept in ray.get([w.__ray_call__.remote(taken) for w in self.loops]) for error in kept]
 
     def renew_like(self, manager):
-        """Make the agent loop workers those of `manager`."""
-        self.renewed(
+        """Make the agent loop workers those of `manager`, which keep what they log as errors."""
+        renewed(
             self.loops, manager.config, manager.llm_client, manager.teacher_client, manager.reward_loop_worker_handles
         )
+
+        def keep_errors(worker):
+            class Kept(logging.Handler):
+                def emit(self, record):
+                    worker.errors.append(self.format(record))
+
+            if not hasattr(worker, "errors"):
+                worker.errors = []
+                logging.getLogger().addHandler(Kept(logging.ERROR))
+
+        ray.get([worker.__ray_call__.remote(keep_errors) for worker in self.loops])
 
     def close(self):
         for worker in [*self.loops, *self.rewards]:
@@ -148,7 +149,7 @@ class Workers:
 
         class OnShared(RewardLoopManager):
             def _init_reward_loop_workers(self):
-                self.reward_loop_workers = workers.renewed(workers.rewards, self.config, self.reward_router_address)
+                self.reward_loop_workers = renewed(workers.rewards, self.config, self.reward_router_address)
 
         return OnShared
 
@@ -203,13 +204,13 @@ class Run:
 
     def validate(self):
         """verl's `_validate`: its metrics. The dump is in `validation_dump()`."""
-        with self.workers.on(), self._dumps_written():
+        with self._running(), self._dumps_written():
             return self.trainer._validate()
 
     def step(self):
         """One turn of verl's training loop: `step`, metrics and rollout dump; the metrics."""
         trainer, metrics, timing = self.trainer, {}, {}
-        with self.workers.on(), self._dumps_written():
+        with self._running(), self._dumps_written():
             trainer.global_steps += 1
             with marked_timer("step", timing):
                 batch = form.step(trainer, metrics, timing)
@@ -224,7 +225,7 @@ class Run:
         `score` lets a colocated reward model score it.
         """
         trainer = self.trainer
-        with self.workers.on():
+        with self._running():
             batch = form.rollout(trainer)
             if score:
                 batch = trainer._compute_reward_colocate(batch, metrics={})
@@ -235,7 +236,7 @@ class Run:
     def fit(self):
         """verl's `fit`; what it logged, step by step."""
         log = self.workdir / "log.jsonl"
-        with self.workers.on(), self._dumps_written(), mock.patch.dict("os.environ", VERL_FILE_LOGGER_PATH=str(log)):
+        with self._running(), self._dumps_written(), mock.patch.dict("os.environ", VERL_FILE_LOGGER_PATH=str(log)):
             try:
                 form.fit(self.trainer)
             finally:
@@ -271,6 +272,15 @@ class Run:
 
     def _lines(self, kind, step):
         return [json.loads(line) for line in (self.workdir / kind / f"{step}.jsonl").read_text().splitlines()]
+
+    @contextmanager
+    def _running(self):
+        """The block runs as the workers do. A test that fails shows what has gone wrong in them: pytest prints it."""
+        with self.workers.on():
+            try:
+                yield
+            finally:
+                print(*self.workers.errors(), sep="\n")
 
     @contextmanager
     def _dumps_written(self):

@@ -10,7 +10,14 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 import verl_ext
 from verl_ext.demo import rig
 
-AgentLoopManager, AgentLoopWorker = rig.agent_loop_classes()
+if rig.tells_rows_apart():
+    from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
+else:
+    from verl.experimental import agent_loop
+
+    from verl_ext.demo import older
+
+    AgentLoopManager, AgentLoopWorker = older.with_older_workers(agent_loop.AgentLoopManager), older.Worker
 
 # --- agent loops -------------------------------------------------------------------------------------------------
 

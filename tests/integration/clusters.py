@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from actors import release
 from ray.cluster_utils import Cluster
 
 SCORERS = Path(__file__).with_name("scorers.py")
@@ -85,7 +86,7 @@ def variables(model_dir):
         with connected(without):
             manager = rig.reward_loop_manager(config)
             results[told] = outcome(manager.compute_rm_score, rig.scored_batch(rows, config))
-            rig.release(manager)
+            release(manager)
     without.shutdown()
     return results
 
@@ -112,8 +113,8 @@ def nodes(model_dir):
         results["nodes"] = {path: len({*ray.get([node_of(w) for w in these])}) for path, these in workers.items()}
         results["reward loop"] = outcome(rewards.compute_rm_score, rig.scored_batch(rows, config))
         results["agent loop"] = outcome(loops.generate_sequences, rig.prompt_batch(rows))
-        rig.release(loops)
-        rig.release(rewards)
+        release(loops)
+        release(rewards)
 
         for path in ("reward loop", "agent loop"):
             manager = rewards = rig.reward_loop_manager(slow)
@@ -125,8 +126,8 @@ def nodes(model_dir):
             dying = next(node for node in cluster.worker_nodes if node.node_id in places)
             threading.Timer(2.0, cluster.remove_node, [dying], {"allow_graceful": False}).start()
             results[f"{path}, a node dies"] = outcome(call, batch)
-            rig.release(manager)
-            rig.release(rewards)
+            release(manager)
+            release(rewards)
             until_gone(dying.node_id)
 
         config = configured("conditional_keys", 2)

@@ -7,6 +7,7 @@ from pathlib import Path
 import agent_loops
 import numpy as np
 import ray
+from actors import release
 from verl.utils import hf_tokenizer
 
 from verl_ext.demo import rig
@@ -81,8 +82,8 @@ class Rollouts:
         return manager
 
     def release(self):
-        rig.release(self.loops)
-        rig.release(self.rewards)
+        release(self.loops)
+        release(self.rewards)
 
     def kinds(self, *chunks):
         """Rows of these kinds, chunk by chunk: `gsm8k` and `dapo` for verl's scorers, others as `row_of` says."""

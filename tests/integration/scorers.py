@@ -129,8 +129,25 @@ def _deep(levels):
     return value
 
 
+class CodedError(Exception):
+    """Pickles, and does not come back: its constructor takes more than its text."""
+
+    def __init__(self, code, text):
+        super().__init__(f"{code}: {text}")
+
+
+class PicklingFailsError(Exception):
+    def __reduce__(self):
+        raise RuntimeError("not to be pickled")
+
+
 WRONG = {
     "raises": lambda: _raise(ConnectionError("connection reset")),
+    "raises StopIteration": lambda: next(found for found in [] if found),
+    "raises CancelledError": lambda: _raise(asyncio.CancelledError()),
+    "raises what does not come back": lambda: _raise(CodedError(500, "judge down")),
+    "raises what does not pickle": lambda: _raise(PicklingFailsError("busy")),
+    "raises half a character": lambda: _raise(ValueError("\ud800")),
     "returns None": lambda: None,
     "returns a list": lambda: [1.0, 2.0],
     "returns text": lambda: "right",
@@ -147,6 +164,13 @@ WRONG = {
     "goes on writing": _changing,
     "dies": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
+
+
+def as_told_in_a_thread(data_source, solution_str, ground_truth, extra_info, **kwargs):
+    """As `as_told`, of no coroutine function: verl runs it in a thread, or in a process of its own."""
+    if "wrong" in extra_info:
+        return WRONG[extra_info["wrong"]]()
+    return conditional_keys(data_source, solution_str, ground_truth, extra_info)
 
 
 async def as_told(data_source, solution_str, ground_truth, extra_info, **kwargs):

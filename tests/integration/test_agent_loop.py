@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import ray
 import rollouts
+from actors import release
 from omegaconf import OmegaConf
 from oracle import keys_of
 from rollouts import emitting, lost, lost_or_raised, prompts, up_to_extra_fields
@@ -374,8 +375,8 @@ def test_scores_on_some_workers_only_are_an_error_that_names_the_tensor(loops):
 
 PLACES = {
     "batch": "a tensor of this batch",
-    "output": "(a column of this batch|the raw column itself)",
-    "prompts": "a column of (this batch|the batch that the trainer keeps)",
+    "output": "a column of this batch",
+    "prompts": "a column of (this batch|the batch it is united with)",
 }
 CASES = rollouts.collisions()
 REFUSED = [case for case in CASES if case["where"] != "allowed"]
@@ -447,7 +448,7 @@ def test_a_manager_with_a_worker_class_of_its_own_is_covered(loops):
     rows = loops.kinds("gsm8k dapo")
     infos, _ = loops.emitted(rows)
     output = manager.generate_sequences(prompts(rows))
-    rig.release(manager)
+    release(manager)
     assert "seen" in output.non_tensor_batch
     assert lost(output.non_tensor_batch, infos) == []
 

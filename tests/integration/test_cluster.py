@@ -20,6 +20,7 @@ pytestmark = pytest.mark.ray
 def run(scenario, model_dir, **environment):
     """What a driver prints, run in a process of its own: this one is connected to another Ray."""
     inherited = {name: value for name, value in os.environ.items() if name not in LOADING}
+    inherited["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DRIVERS.parents[1]), inherited.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, str(DRIVERS), scenario, str(model_dir)],
         env={**inherited, **environment},

@@ -7,6 +7,7 @@ import asyncio
 import copy
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from actors import release
 from ray.exceptions import RayActorError, RayTaskError
 from this_verl import PADS_FOR_REWARD_WORKERS
 
@@ -35,8 +37,8 @@ AS_TOLD = [
 class Paths:
     """Both managers, anew for each test that kills a worker, and the same rows for each batch."""
 
-    def __init__(self, model_dir, rows):
-        self.config = rig.compose_config(model_dir, AS_TOLD)
+    def __init__(self, model_dir, rows, overrides=()):
+        self.config = rig.compose_config(model_dir, [*AS_TOLD, *overrides])
         self.rows = rows[:ROWS]
         self.client = rig.RecordedClient(rows, self.config)
         self.start()
@@ -46,8 +48,8 @@ class Paths:
         self.loops = rig.agent_loop_manager(self.config, self.client, self.rewards.reward_loop_workers)
 
     def release(self):
-        rig.release(self.loops)
-        rig.release(self.rewards)
+        release(self.loops)
+        release(self.rewards)
 
     def told(self, **by_row):
         """The rows, some of which say what goes wrong with them."""
@@ -97,6 +99,24 @@ REFUSED = {
     "returns a list": (MissingRewardError, r"data source 'math_dapo', index 4 is \[1\.0, 2\.0\] \(from .*as_told"),
     "returns text": (MissingRewardError, "data source 'math_dapo', index 4 is 'right'"),
     "returns a list that holds itself as the score": (MissingRewardError, r"index 4 is \[1\.0, \[\.\.\.\]\]"),
+    "raises StopIteration": (
+        MissingRewardError,
+        r"raised StopIteration for a sample, data source 'math_dapo', index 4",
+    ),
+    **(
+        {"raises CancelledError": (MissingRewardError, r"raised CancelledError for a sample, data source 'math_dapo'")}
+        if sys.version_info >= (3, 11)  # before, a task does not tell whether it is being cancelled
+        else {}
+    ),
+    "raises what does not come back": (
+        NotSendableError,
+        r"a CodedError \(500: judge down\) for a sample, data source 'math_dapo', index 4 .*TypeError: .*missing",
+    ),
+    "raises what does not pickle": (
+        NotSendableError,
+        r"a PicklingFailsError \(busy\) for a sample.* not to be pickled",
+    ),
+    "raises half a character": (NotSendableError, r"a ValueError \(\\ud800\) for a sample.* holds half a character"),
     "exits": (MissingRewardError, r"raised SystemExit for a sample, data source 'math_dapo', index 4 \(from .*as_told"),
     "is interrupted": (MissingRewardError, "raised KeyboardInterrupt for a sample, data source 'math_dapo', index 4"),
     "returns no score": (KeyError, "score"),
@@ -186,13 +206,15 @@ def process_of(worker):
 
 
 def test_an_agent_loop_worker_killed_in_the_midst_of_a_batch_is_rays_error_and_leaves_no_process(paths):
-    pids = [process_of(worker) for worker in (*paths.loops.agent_loop_workers, *paths.rewards.reward_loop_workers)]
+    workers = [*paths.loops.agent_loop_workers, *paths.rewards.reward_loop_workers]
+    pids = [process_of(worker) for worker in workers]
     killer = threading.Timer(1.0, os.kill, [pids[0], signal.SIGKILL])
     killer.start()
     with pytest.raises(RayActorError):
         paths.agent_loop(paths.told(seconds=3.0))
     killer.join()
-    paths.release()
+    for worker in workers:
+        ray.kill(worker)
     assert until(lambda: not any(map(alive, pids))), "a process is left over"
     paths.start()
     assert_right(paths.agent_loop(paths.rows), paths.rows)

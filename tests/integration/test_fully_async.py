@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import ray
+from actors import release
 from planned import (
     QUESTIONS,
     REWARDS,
@@ -67,8 +68,8 @@ def manager(config, rows):
     client = interrupted_client(answered(rows, N), config)
     manager = rig.fully_async_manager(config, client, rewards.reward_loop_workers)
     yield manager
-    rig.release(manager)
-    rig.release(rewards)
+    release(manager)
+    release(rewards)
 
 
 @pytest.fixture(scope="module")

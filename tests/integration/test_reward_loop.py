@@ -1,12 +1,15 @@
 """verl's own `RewardLoopManager.compute_rm_score` on real Ray workers, with the plugin and on stock verl."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
+from actors import give_back
 from this_verl import PADS_FOR_REWARD_WORKERS
 
+import verl_ext
 from verl_ext import FieldCollisionError, MissingRewardError, PluginMissingError, SparseDataProto
 from verl_ext.demo import rig
 
@@ -56,17 +59,16 @@ MIXED = {
 
 @pytest.fixture
 def manage(model_dir):
-    """A function from overrides to (manager, config); its workers are gone after the test."""
-    managers = []
+    """A function from overrides to (manager, config)."""
+    with ExitStack() as after:
 
-    def start(overrides):
-        config = rig.compose_config(model_dir, overrides)
-        managers.append(rig.reward_loop_manager(config))
-        return managers[-1], config
+        def start(overrides):
+            config = rig.compose_config(model_dir, overrides)
+            manager = rig.reward_loop_manager(config)
+            after.callback(give_back, [*manager.reward_loop_workers])
+            return manager, config
 
-    yield start
-    for manager in managers:
-        rig.release(manager)
+        yield start
 
 
 def emitted(manager, rows, config):
@@ -199,7 +201,6 @@ def without_plugin(config):
 def test_a_worker_without_the_plugin_is_a_named_error_that_says_where_it_runs(untaught, manage, rows):
     manager, config = manage(["reward.num_workers=2"])
     for place in untaught:
-        ray.kill(manager.reward_loop_workers[place])
         manager.reward_loop_workers[place] = without_plugin(config)
     with pytest.raises(PluginMissingError, match=rf"{len(untaught)} of 2 .*worker {untaught[0]} on node [\d.]+"):
         manager.compute_rm_score(rig.scored_batch(rows[:6], config))
@@ -208,14 +209,20 @@ def test_a_worker_without_the_plugin_is_a_named_error_that_says_where_it_runs(un
 def test_a_worker_of_another_version_is_a_named_error(manage, rows):
     manager, config = manage(["reward.num_workers=1"])
 
-    def pretend(worker):
-        import verl_ext
+    def set_version(version):
+        def pretend(worker):
+            import verl_ext
 
-        verl_ext.__version__ = "0.0.1"
+            verl_ext.__version__ = version
 
-    ray.get(manager.reward_loop_workers[0].__ray_call__.remote(pretend))
-    with pytest.raises(PluginMissingError, match=r"1 of 1 workers run verl-ext '0\.0\.1': worker 0 on node"):
-        manager.compute_rm_score(rig.scored_batch(rows[:2], config))
+        ray.get(manager.reward_loop_workers[0].__ray_call__.remote(pretend))
+
+    set_version("0.0.1")
+    try:
+        with pytest.raises(PluginMissingError, match=r"1 of 1 workers run verl-ext '0\.0\.1': worker 0 on node"):
+            manager.compute_rm_score(rig.scored_batch(rows[:2], config))
+    finally:
+        set_version(verl_ext.__version__)
 
 
 def test_a_worker_class_that_replaces_the_method_keeps_stock_behaviour_and_is_not_taken_for_a_missing_plugin(
@@ -228,7 +235,6 @@ def test_a_worker_class_that_replaces_the_method_keeps_stock_behaviour_and_is_no
             return [{"reward_score": 1.0, "reward_extra_info": {"mine": row}} for row in range(len(data))]
 
     manager, config = manage(["reward.num_workers=1"])
-    ray.kill(manager.reward_loop_workers[0])
     manager.reward_loop_workers = [ray.remote(OwnWorker).remote(config, None)]
     scored = manager.compute_rm_score(rig.scored_batch(rows[:3], config))
     assert scored.non_tensor_batch["mine"].tolist() == [0, 1, 2]
@@ -247,7 +253,6 @@ def test_what_a_worker_class_adds_to_the_answer_of_verls_own_method_arrives(mana
             return answer
 
     manager, config = manage([*custom("conditional_keys"), "reward.num_workers=1"])
-    ray.kill(manager.reward_loop_workers[0])
     manager.reward_loop_workers = [ray.remote(Timed).remote(config, None)]
     scored = manager.compute_rm_score(rig.scored_batch(rows[:6], config))
     assert scored.non_tensor_batch["latency"].tolist() == [1.5] * 6

@@ -1,6 +1,7 @@
 """verl's separation and one-step-off trainers: what they concatenate, slice and unite, on batches of mixed schemas."""
 
 import pytest
+from actors import release
 from planned import (
     REWARDS,
     answered,
@@ -51,7 +52,7 @@ def config(model_dir):
 def rewards(config):
     manager = rig.reward_loop_manager(config)
     yield manager
-    rig.release(manager)
+    release(manager)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def with_scores(config, client, rewards):
     """An agent-loop manager of two workers, whose samples are scored in the loop."""
     manager = rig.agent_loop_manager(config, client, rewards.reward_loop_workers)
     yield manager
-    rig.release(manager)
+    release(manager)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def without_scores(config, client):
     config.actor_rollout_ref.rollout.agent.num_workers = 1
     manager = rig.agent_loop_manager(config, client)
     yield manager
-    rig.release(manager)
+    release(manager)
 
 
 @pytest.fixture(params=["in the loop", "by the trainer"])

@@ -17,7 +17,9 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.reward import extract_reward
 
 from verl_ext import FieldCollisionError, SparseNonTensor, attach_reward_extra_info
+from verl_ext.column import MANAGER_FINALIZES
 from verl_ext.demo import rig
+from verl_ext.plugin._site import holding
 
 pytestmark = pytest.mark.ray
 
@@ -109,7 +111,8 @@ def refused(one, other):
 def unscored_with(loops, infos):
     """The trainer's batch, and a rollout whose output carries `infos` as a raw column that nobody has finalized."""
     batch, output, _ = colocated(loops, loops.rows[: len(infos)])
-    return batch, attach_reward_extra_info(output, infos)
+    with holding(MANAGER_FINALIZES, True):
+        return batch, attach_reward_extra_info(output, infos)
 
 
 # --- what the trainer goes on with -------------------------------------------------------------------------------
@@ -163,7 +166,6 @@ def test_uniform_rewards_reach_the_trainer_bit_for_bit_as_on_stock_verl(step, lo
 WHERE = {
     "responses": "a tensor of the batch that was scored",
     "rm_scores": "a tensor of this batch",
-    "reward_extra_info": "the raw column itself",
 }
 """Where a name is taken for the reward loop already; the others are refused by `union`."""
 
@@ -263,6 +265,7 @@ def test_reward_keys_of_both_sides_are_united_in_order(loops, stock):
     batch.meta_info["reward_extra_keys"] = ["format", "acc"]
     batch.non_tensor_batch.update(format=np.array([1.0, 0.0]), acc=np.array([1.0, 1.0]))
     scored = rewards.compute_rm_score(output)
+    batch.batch["rm_scores"] = scored.batch["rm_scores"]
     with stock(), pytest.raises(AssertionError):
         copy.deepcopy(batch).union(scored)
     batch.union(scored)

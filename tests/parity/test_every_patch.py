@@ -11,9 +11,7 @@ from verl_ext.plugin import SITES
 for file in sorted(Path(__file__).parent.glob("test_*.py")):
     import_module(file.stem)
 
-PATCHES = [
-    (name, patch.target) for name in SITES for patch in import_module(f"verl_ext.plugin.{name}").site._patches
-]
+PATCHES = [(name, patch.target) for name in SITES for patch in import_module(f"verl_ext.plugin.{name}").site._patches]
 
 
 @pytest.mark.parametrize(("site", "target"), PATCHES, ids=[" ".join(patch) for patch in PATCHES])

@@ -148,9 +148,14 @@ def test_validation_metrics_that_average_what_is_there_are_left_to_verl(doctored
 @pytest.mark.skipif(
     not hasattr(import_module(SITES["trainer"]).RayPPOTrainer, "_write_generations"), reason="not in verl 0.7"
 )
-def test_a_dump_that_keeps_its_own_score_is_left_to_verl(doctored):
+def test_a_dump_that_keeps_both_scores_and_writes_whatever_there_is_is_left_to_verl(doctored):
     mend = mended(
         ("base_data[k] = v", "base_data[k] = [o if x is None else x for x, o in zip(v, base_data.get(k, v))]"),
+        ('"score": scores', '"score": scores, "earned": scores'),
+        (
+            "{k: v[i] for k, v in base_data.items()}",
+            "{k: str(v[i]) if k == 'thing' else v[i] for k, v in base_data.items()}",
+        ),
         ("default=str", "default=lambda value: getattr(value, 'item', value.__str__)()"),
     )
     report = doctored("trainer", RayPPOTrainer___write_generations=mend)
@@ -318,6 +323,13 @@ def test_the_first_mixed_batch_of_an_unknown_reward_loop_is_an_error_that_names_
     message = str(caught.value)
     for part in ("'pred'", "'reward_loop'", "compute_rm_score is not there", "VERL_EXT_DISABLE=reward_loop"):
         assert part in message
+
+
+def test_keys_that_are_no_text_are_named_there_as_they_are(renamed_reward_loop):
+    uniform = scored_by(renamed_reward_loop, [{"acc": 1.0, 7: 1, None: 2}] * 2, "score_batch")
+    assert uniform.non_tensor_batch[7].tolist() == [1, 1]
+    with pytest.raises(UnsupportedVerlError, match=r"every sample of a batch has \(7, None, 'pred'\) would be lost"):
+        scored_by(renamed_reward_loop, [{"acc": 1.0, 7: 1, None: 2}, {"acc": 0.0, "pred": "4"}], "score_batch")
 
 
 def test_the_switch_in_that_error_accepts_what_stock_verl_does(renamed_reward_loop, monkeypatch):

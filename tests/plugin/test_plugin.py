@@ -437,11 +437,20 @@ def _like(found, function, signature):
     return type(found)(function) if isinstance(found, staticmethod | classmethod) else function
 
 
+LEFT_OUT = {
+    (name, patch.target)
+    for name in HELD
+    for patch in import_module(f"verl_ext.plugin.{name}").site._patches
+    if not patch.vital
+}
+"""Functions that some clones of verl lack, and without which no value is lost: their site is applied without them."""
+
 CHANGES = [
     (name, target, change)
     for name, target in TARGETS
     for change in (vanished, renamed_parameter, plain_instead_of_coroutine_or_the_other_way_round)
     if (change, target) != (renamed_parameter, "get_ppo_ray_runtime_env")  # all of its parameters are handed on
+    if change is not vanished or (name, target) not in LEFT_OUT
 ]
 
 
@@ -733,6 +742,22 @@ def test_a_patch_that_is_not_needed_is_left_out_and_status_says_so():
     site.apply(module)
     assert site.state is State.ACTIVE
     assert site.detail.endswith("Batch.score, Batch.gone (not needed)")
+
+
+def test_a_patch_without_which_no_value_is_lost_is_left_out_where_there_is_no_such_function():
+    module, site = made_up_module(), made_up_site()
+    site.wraps("Batch.gone", vital=False)(lambda stock: stock)
+    site.apply(module)
+    assert site.state is State.ACTIVE
+    assert site.detail.endswith("Batch.score, Batch.gone (not there)")
+
+
+def test_a_function_that_moved_to_a_base_class_is_unknown_code_although_no_value_is_lost_without_it():
+    module, site = made_up_module(), PatchSite("made_up", "verl.made_up", "rows are lost", State.WAITING)
+    site.wraps("Batch.union", "self", "other", vital=False)(lambda stock: stock)
+    moved_to_a_base_class(module)
+    site.apply(module)
+    assert (site.state, site.detail) == (State.UNKNOWN, "Batch.union is not there")
 
 
 def test_patches_that_hang_together_ask_verls_module_once():

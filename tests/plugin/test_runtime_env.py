@@ -6,6 +6,7 @@ from importlib.metadata import version
 import pytest
 from verl.trainer import constants_ppo
 
+import verl_ext
 from verl_ext.plugin import runtime_env
 
 WITH_ENTRY_POINTS = tuple(map(int, version("verl").split(".")[:2])) >= (0, 9)
@@ -35,6 +36,7 @@ def test_the_variables_that_load_plugins_and_all_of_our_own_travel_to_the_worker
     with stock():
         verls_own = variables()
     assert not ours.keys() & verls_own.keys()
+    assert found.pop("VERL_EXT_DRIVER") == verl_ext.__version__, "so workers know that the driver runs the plugin"
     assert {name: value for name, value in found.items() if name not in ours} == verls_own
 
 

@@ -23,6 +23,13 @@ class Raises:
         raise self.error
 
 
+class Evaluated(Raises):
+    """An object that pickles, and on arrival is what this code makes of it."""
+
+    def __reduce__(self):
+        return eval, (self.error,)
+
+
 class Unseen(Raises):
     def __repr__(self):
         raise SystemExit(3)
@@ -49,7 +56,15 @@ def answer(row, score=1.0, **more):
     return {"reward_score": score, "reward_extra_info": row, **more}
 
 
-@pytest.mark.parametrize("row", [None, {}, {"acc": 1.0, "pred": "42", "ok": True, "none": None, "bytes": b"x"}])
+@pytest.mark.parametrize(
+    "row",
+    [
+        None,
+        {},
+        {"acc": 1.0, "pred": "42", "ok": True, "none": None, "bytes": b"x"},
+        {"acc": 1.0, 7: 2, None: 3, True: 4, b"x": 5},
+    ],
+)
 def test_an_answer_of_simple_values_is_handed_on_as_it_is(row):
     given = answer(row)
     assert sendable(given, "a sample") is given
@@ -84,6 +99,12 @@ def test_what_is_written_to_an_answer_later_travels_with_it():
         (answer({}, x=threading.Lock()), "the field 'x' of the answer for a sample holds a lock"),
         (answer({"v": Raises(SystemExit(3))}), "the reward key 'v' of a sample .*SystemExit: 3"),
         (answer({"v": Raises(KeyboardInterrupt())}), "the reward key 'v' of a sample .*KeyboardInterrupt"),
+        (answer({"v": Raises(GeneratorExit())}), "the reward key 'v' of a sample .*GeneratorExit"),
+        (answer({"a": 1, 7: threading.Lock()}), "the reward key 7 of a sample holds a lock"),
+        (answer({None: threading.Lock(), "a": 1}), "the reward key None of a sample holds a lock"),
+        (answer({"v": Evaluated("1 / 0")}), "the reward key 'v' of a sample .* send .*: ZeroDivisionError: division"),
+        (answer({"v": [Evaluated("exit(3)")]}), "the reward key 'v' of a sample holds a list .*SystemExit: 3"),
+        (answer({}, Evaluated("1 / 0")), "the field 'reward_score' of the answer for a sample .*ZeroDivisionError"),
         (
             answer({"v": Raises(MuteError())}),
             "the reward key 'v' of a sample .*MuteError: its text cannot be had \\(RuntimeError",
@@ -94,7 +115,7 @@ def test_what_is_written_to_an_answer_later_travels_with_it():
         ),
     ],
 )
-def test_what_does_not_pickle_is_refused_by_its_key_its_sample_and_the_reason(given, message):
+def test_what_does_not_reach_another_process_is_refused_by_its_key_its_sample_and_the_reason(given, message):
     with pytest.raises(NotSendableError, match=message):
         sendable(given, "a sample")
 

@@ -133,6 +133,18 @@ def test_lines_that_are_no_rows_are_named_on_stderr_and_the_exit_code_is_1(tmp_p
     assert "2 of 2" in done.stdout
 
 
+def test_a_pipe_in_the_directory_is_one_line_and_exit_code_1_and_2_where_nothing_is_left(tmp_path):
+    os.mkfifo(tmp_path / "2.jsonl")
+    line = "2.jsonl: cannot be read: it is a named pipe, not a file\n"
+    done = run(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f" is in it; {line}")
+    write_step(tmp_path, 1, [{"acc": 1}])
+    done = run(tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"verl-ext: {line}")
+    assert done.stdout.startswith(f"{tmp_path.name}: 1 row ")
+
+
 def test_strict_stops_there(tmp_path):
     write_step(tmp_path, 1, [{"acc": 1}, "no", {"acc": 0}])
     done = run(tmp_path, "--strict", "--html", tmp_path / "page.html")

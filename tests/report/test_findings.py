@@ -75,6 +75,25 @@ def test_a_key_that_only_some_rows_of_every_step_have_is_no_finding():
     assert found(*[[{"acc": 1, "pred": "a"}, {"acc": True}, {"acc": 0.5, "pred": None}]] * 3) == []
 
 
+@pytest.mark.parametrize(
+    ("field", "meaning"),
+    [
+        ("reward_sum", "what the trainer summed up; `score` is what the reward function returned"),
+        ("reward_extra/score", "what the reward function returned; `score` is what the trainer summed up"),
+    ],
+)
+def test_the_other_of_the_two_scores_is_said_for_the_rows_that_have_it_and_comes_and_goes_by_nature(field, meaning):
+    same, other = {"score": 1.0}, {"score": 1.0, field: 0.35}
+    assert found([same], [other, {**same, field: None}], [other, other], [same]) == [
+        ("scores differ", field, f"another number in 3 of 6 rows: {meaning}")
+    ]
+
+
+def test_a_reward_key_that_was_moved_beside_a_field_of_the_dump_is_no_finding():
+    moved = {"reward_extra/input": "mine", "reward_extra/uid": 7}
+    assert found([{}], [moved], [{}]) == []
+
+
 def test_nan_and_infinity_are_two_findings_each_with_its_own_steps_and_missing_nan_is_none():
     steps = [[{"acc": float("nan")}], [{"acc": float("inf")}], [{"acc": 1.0}]]
     assert found(*steps) == [("not a number", "acc", "in step 1"), ("infinite", "acc", "in step 2")]

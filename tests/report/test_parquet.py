@@ -99,6 +99,16 @@ def test_dumps_that_change_while_they_are_read_are_a_named_error_and_leave_no_fi
     assert sorted(file.name for file in tmp_path.iterdir()) == ["1.jsonl"]
 
 
+def test_a_file_that_is_gone_when_it_is_read_again_is_a_named_error_and_leaves_no_file(tmp_path):
+    for step in (1, 2):
+        write_step(tmp_path, step, [{"acc": step}] * 3)
+    report = summarize(tmp_path)
+    (tmp_path / "2.jsonl").unlink()
+    with pytest.raises(ReportError, match="has changed while it was read: 3 rows are gone"):
+        write_parquet(report, tmp_path / "rows.parquet")
+    assert [file.name for file in tmp_path.iterdir()] == ["1.jsonl"]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),

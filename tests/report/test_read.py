@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +116,80 @@ def test_numbers_that_python_writes_and_json_does_not_know_are_read(tmp_path):
     ((row,), faults) = rows_of(path)
     assert str(row) == "{'nan': nan, 'inf': -inf}"
     assert faults == []
+
+
+def no_file(kind, path):
+    """Something of a kind at `path` that is no file: to read it would wait for good, or have no end."""
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(str(path))
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.mkdir()
+        case "link to a directory":
+            (path.parent / "elsewhere").mkdir()
+            path.symlink_to("elsewhere")
+        case "broken link":
+            path.symlink_to("gone")
+        case "link to itself":
+            path.symlink_to(path.name)
+
+
+NO_FILES = {
+    "pipe": "it is a named pipe, not a file",
+    "socket": "it is a socket, not a file",
+    "device": "it is a device, not a file",
+    "directory": "it is a directory, not a file",
+    "link to a directory": "it is a directory, not a file",
+    "broken link": "No such file or directory",
+    "link to itself": "Too many levels of symbolic links",
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_has_the_name_of_a_file_and_is_none_is_said_in_one_line_and_the_rest_is_read(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    directory = Path("run")
+    write_step(directory, 1, [{"at": 1}])
+    no_file(kind, directory / "3.jsonl")
+    assert rows_of(directory) == ([{"at": 1}], [f"3.jsonl: cannot be read: {NO_FILES[kind]}"])
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_where_nothing_else_is_there_the_error_says_why_it_was_not_read(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    no_file(kind, Path("run", "3.jsonl"))
+    with pytest.raises(ReportError, match=f"holds no dump: .*; 3.jsonl: cannot be read: {NO_FILES[kind]}"):
+        find_dumps(Path("run"), Faults())
+
+
+def test_a_directory_that_is_named_as_a_file_and_holds_a_dump_is_read(tmp_path):
+    write_step(tmp_path / "all.jsonl", 1, [{"at": 1}])
+    assert rows_of(tmp_path) == ([{"at": 1}], [])
+
+
+def test_a_compressed_copy_is_read_where_what_is_beside_it_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "1.jsonl")
+    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(b'{"at": 1}'))
+    assert rows_of(tmp_path) == ([{"at": 1}], ["1.jsonl: cannot be read: it is a named pipe, not a file"])
+
+
+@pytest.mark.parametrize("becomes", ["pipe", "device", "directory", "broken link"])
+def test_a_file_that_is_another_thing_or_gone_when_it_is_read_is_a_fault(becomes, tmp_path):
+    paths = [write_step(tmp_path, step, [{"at": step}]) for step in (1, 2)]
+    faults = Faults()
+    (dump,) = find_dumps(tmp_path, faults)
+    paths[0].unlink()
+    no_file(becomes, paths[0])
+    assert [row for file in dump.files for row in read_rows(file, faults)] == [{"at": 2}]
+    (fault,) = map(str, faults.first)
+    said = {"directory": "Is a directory"}.get(becomes, NO_FILES[becomes])
+    assert fault == f"1.jsonl: cannot be read further: {said}"
 
 
 @pytest.mark.parametrize("name", ["none", "empty"])

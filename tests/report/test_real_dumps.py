@@ -38,3 +38,17 @@ def test_a_stock_run_shows_in_which_steps_the_rows_lost_their_keys(tmp_path, sto
     assert [(finding.key, finding.text) for finding in report.findings[0]] == [
         (key, f"in steps 3, 6; absent from steps 1-2, 4-5; {lost}") for key in ("pred", "length_penalty")
     ]
+
+
+def test_a_run_whose_scores_differ_is_told_how_often_by_the_name_of_the_other_one(tmp_path):
+    trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer").RayPPOTrainer
+    if not hasattr(trainer, "_write_generations"):
+        pytest.skip("this verl writes its dumps in _dump_generations, with a trainer around it")
+    for step, earned in enumerate(([1.0, 1.0], [1.0, 0.35], [1.0, 1.0]), start=1):
+        texts, infos = ["a", "b"], {"score": [1.0, 1.0], "acc": [1, 1]}
+        trainer._write_generations(texts, texts, texts, earned, infos, str(tmp_path / "rollout"), step)
+    ((finding,),) = summarize(tmp_path).findings
+    meaning = "what the trainer summed up; `score` is what the reward function returned"
+    assert (finding.kind, finding.key) == ("scores differ", "reward_sum")
+    assert finding.text == f"another number in 1 of 6 rows: {meaning}"
+    assert [span.name for span in finding.spans] == ["2"]

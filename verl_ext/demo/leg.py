@@ -1,7 +1,8 @@
 """One leg of the demo, in a process of its own: the rows through verl's real managers, stock or with the plugin.
 
-`python -m verl_ext.demo.leg [ROWS]` writes what happened as JSON, one event per line, and knows nothing of how it is
-shown. Whether the plugin is on is decided by the environment, as for any user.
+`python -m verl_ext.demo.leg DIRECTORY [ROWS]` writes what happened as JSON, one event per line, and knows nothing of
+how it is shown. Its files go to the empty DIRECTORY, which whoever starts it removes: a leg may be killed. Whether the
+plugin is on is decided by the environment, as for any user.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import json
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -38,35 +38,34 @@ class ScorerError(VerlExtError, RuntimeError):
 def main() -> None:
     """Run every path in every row order; one JSON event per line on standard output."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # by which we are ended; a job of `&` ignores it
-    rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
-    for event in run(rows):
+    directory, *rows_file = map(Path, sys.argv[1:])
+    for event in run(read_rows(*rows_file), directory):
         print(json.dumps(event), flush=True)
 
 
-def run(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def run(rows: Sequence[Row], directory: Path) -> Iterator[dict[str, Any]]:
     """The events of one leg.
 
     `{"step": ...}` while it works, `{"outcome": ...}` for each path and row order, and `{"failed": ...}` at the end
     where a scorer cannot score a row.
     """
     yield {"step": "composing verl's configuration"}
-    with tempfile.TemporaryDirectory() as directory:
-        config = _config(rows, Path(directory))
-        yield {"step": "starting Ray"}
-        with rig.local_ray():
-            yield {"step": "starting the workers, scoring each row by itself"}
-            scorer = rig.reward_loop_manager(config)
-            manage = rig.fully_async_manager if rig.has_fully_async() else rig.agent_loop_manager
-            roller = manage(config, rig.RecordedClient(rows, config), scorer.reward_loop_workers)
-            try:
-                emitted = _emitted(scorer, rows, config)
-            except ScorerError as error:
-                yield {"failed": str(error)}
-                return
-            for path, order, numbers, job in _jobs(rows, scorer, roller, config):
-                yield {"step": f"{path}, {order}"}
-                ordered = [rows[number] for number in numbers]
-                yield {"outcome": outcome(path, order, ordered, [emitted[number] for number in numbers], job)}
+    config = _config(rows, directory)
+    yield {"step": "starting Ray"}
+    with rig.local_ray():
+        yield {"step": "starting the workers, scoring each row by itself"}
+        scorer = rig.reward_loop_manager(config)
+        manage = rig.fully_async_manager if rig.has_fully_async() else rig.agent_loop_manager
+        roller = manage(config, rig.RecordedClient(rows, config), scorer.reward_loop_workers)
+        try:
+            emitted = _emitted(scorer, rows, config)
+        except ScorerError as error:
+            yield {"failed": str(error)}
+            return
+        for path, order, numbers, job in _jobs(rows, scorer, roller, config):
+            yield {"step": f"{path}, {order}"}
+            ordered = [rows[number] for number in numbers]
+            yield {"outcome": outcome(path, order, ordered, [emitted[number] for number in numbers], job)}
 
 
 def _jobs(rows: Sequence[Row], scorer: Any, roller: Any, config: Any) -> Iterator[tuple[str, str, list[int], Job]]:

@@ -106,29 +106,22 @@ def compose_config(model_dir: Path, overrides: Sequence[str] = ()) -> DictConfig
 
 
 @contextmanager
-def local_ray(env: Mapping[str, str] | None = None, *, num_cpus: int = 8, show_logs: bool = False) -> Iterator[None]:
-    """A local Ray of `num_cpus` logical CPUs, shut down at the end; one that is already running is used and left alone.
-
-    `env` holds variables for the worker processes; RuntimeError if Ray runs already and can no longer be given them.
-    `show_logs` prints what the workers print.
-    """
+def local_ray() -> Iterator[None]:
+    """A local Ray, shut down at the end; one that is already running is used and left alone."""
     import ray
 
     if ray.is_initialized():
-        if env:
-            raise RuntimeError(f"Ray is already running: its workers cannot be given {', '.join(env)}")
         yield
         return
     try:
         with _uninterrupted():  # else Ray leaves the processes behind that it has started so far
             ray.init(
                 address="local",  # never a cluster that RAY_ADDRESS happens to name
-                num_cpus=num_cpus,
+                num_cpus=8,  # logical ones
                 object_store_memory=256 * 1024**2,
                 include_dashboard=False,
                 logging_level=logging.ERROR,
-                log_to_driver=show_logs,
-                runtime_env={"env_vars": dict(env)} if env else None,
+                log_to_driver=False,
             )
         yield
     finally:
@@ -253,17 +246,6 @@ def reward_loop_manager(config: DictConfig) -> Any:
     return RewardLoopManager(config)
 
 
-def agent_loop_classes() -> tuple[Any, Any]:
-    """verl's `AgentLoopManager` and `AgentLoopWorker`, before verl 0.9 in the form that `older` gives them."""
-    from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
-
-    if _tells_rows_apart():
-        return AgentLoopManager, AgentLoopWorker
-    from verl_ext.demo import older
-
-    return older.with_older_workers(AgentLoopManager), older.Worker
-
-
 def agent_loop_manager(config: DictConfig, client: RecordedClient, reward_handles: Sequence[Any] | None = None) -> Any:
     """verl's `AgentLoopManager`, whose workers ask `client`, and score if they get `reward_handles`.
 
@@ -289,7 +271,7 @@ def fully_async_manager(config: DictConfig, client: RecordedClient, reward_handl
 def _created(
     manager_class: Any, config: DictConfig, client: RecordedClient, reward_handles: Sequence[Any] | None
 ) -> Any:
-    if not _tells_rows_apart():
+    if not tells_rows_apart():
         from verl_ext.demo import older
 
         manager_class = older.with_older_workers(manager_class)
@@ -298,23 +280,11 @@ def _created(
     )
 
 
-def _tells_rows_apart() -> bool:
+def tells_rows_apart() -> bool:
     """Whether verl tells the model server which row asks."""
     from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
     return "priority" in inspect.signature(SingleTurnAgentLoop.run).parameters
-
-
-def release(manager: Any) -> None:
-    """Kill the Ray actors that `manager` started.
-
-    Reward loop workers have fixed names, so a second reward loop manager needs the first one's to be gone.
-    """
-    import ray
-
-    for workers in ("reward_loop_workers", "agent_loop_workers"):
-        for worker in getattr(manager, workers, ()):
-            ray.kill(worker)
 
 
 def _dataset_columns(rows: Sequence[Row]) -> dict[str, Any]:

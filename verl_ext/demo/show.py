@@ -88,11 +88,13 @@ def run_demo(console: Console, rows_file: Path | None = None) -> int:
 
 
 def _events(rows_file: Path | None, environment: dict[str, str]) -> Generator[dict[str, Any], None, None]:
-    command = [sys.executable, "-m", "verl_ext.demo.leg", *([str(rows_file)] if rows_file else [])]
+    command = [sys.executable, "-m", "verl_ext.demo.leg"]
     with (
+        # Ours, not the leg's: a second Ctrl-C kills the leg.
+        tempfile.TemporaryDirectory(prefix="verl-ext-demo-") as directory,
         tempfile.TemporaryFile("w+", errors="replace") as log,
         subprocess.Popen(  # noqa: S603  our own module, by this interpreter
-            command,
+            [*command, directory, *([str(rows_file)] if rows_file else [])],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,

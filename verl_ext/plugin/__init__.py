@@ -24,10 +24,13 @@ DISABLE = "VERL_EXT_DISABLE"
 
 SITES = {
     "protocol": "verl.protocol",
+    "tensordict_utils": "verl.utils.tensordict_utils",
     "runtime_env": "verl.trainer.constants_ppo",
+    "reward": "verl.trainer.ppo.reward",
     "reward_loop": "verl.experimental.reward_loop.reward_loop",
     "agent_loop": "verl.experimental.agent_loop.agent_loop",
     "fully_async": "verl.experimental.fully_async_policy.fully_async_rollouter",
+    "fully_async_agent_loop": "verl.experimental.fully_async_policy.agent_loop.agent_loop",
     "aggregator": "verl.experimental.fully_async_policy.detach_utils",
     "metrics": "verl.trainer.ppo.metric_utils",
     "advantage": "verl.trainer.ppo.core_algos",

@@ -1,29 +1,56 @@
-"""Reward columns as a JSONL dump can hold them: numbers as numbers at any depth, and no `None` over the dump's own."""
+"""The lines of verl's JSONL dumps: which field a reward key goes to, so that none replaces or hides another.
+
+`score` is what it is on stock verl, in each dump and row; the other of the two numbers is beside it where they differ.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from verl_ext.errors import encodable, shown
+from verl_ext.column import RAW_COLUMN
+from verl_ext.dump_fields import FIELDS, REWARD_SUM, SCORE, beside
+from verl_ext.errors import shown
+from verl_ext.plugin._json import JsonForm, free
 from verl_ext.plugin._site import Function, warn_once
 from verl_ext.plugin._trial import seeing
-from verl_ext.schema import is_tensor, object_column
+from verl_ext.schema import same_value
 
 GENERATIONS = ("inputs", "outputs", "gts", "scores", "reward_extra_infos_dict", "dump_path", "global_steps")
 """The parameters of the `_write_generations` of verl's trainers."""
 
-_DEEPEST = 64
+_SPELT = {f"{RAW_COLUMN}/{RAW_COLUMN}": RAW_COLUMN}
+"""By column, the reward key that it holds where the key's own name was taken in the batch."""
 
 
-def writing_dumpable(stock: Function) -> Function:
+class Apart(str):
+    """A reward key that is spelt like a field of verl's own, and is another key in the dicts that verl merges."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, key: str) -> Apart:
+        """`key`, kept apart: its characters, whatever class of text it is."""
+        return cls(str.__str__(key))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Apart) and str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((Apart, str(self)))
+
+
+def writing_dumpable(stock: Function, dates_as_text: bool = True) -> Function:
     """verl's `_write_generations`, such that it gets what JSON can hold, and keeps its own fields."""
 
     def write_generations(
@@ -36,7 +63,7 @@ def writing_dumpable(stock: Function) -> Function:
         global_steps: Any,
     ) -> Any:
         own = _own_fields(inputs, outputs, gts, scores, global_steps)
-        infos = dumpable(reward_extra_infos_dict, own)
+        infos = dumpable(reward_extra_infos_dict, own, dates_as_text)
         return stock(inputs, outputs, gts, scores, infos, dump_path, global_steps)
 
     return write_generations
@@ -55,75 +82,95 @@ def dumping_dumpable(stock: Function) -> Function:
 
 
 def writes_rows_whole(write: Function) -> bool:
-    """Whether verl's `_write_generations` keeps its own score where a row has none, and writes what JSON cannot."""
+    """Whether verl's `_write_generations` keeps both scores, and writes to the end whatever there is."""
     file = io.StringIO()
     stand_ins = {
         "open": lambda *_, **__: nullcontext(file),
         "os": SimpleNamespace(makedirs=lambda *_, **__: None, path=os.path),
         "print": lambda *_: None,
     }
-    infos = {"score": [None], "found": [np.int64(3)], "thing": [object()]}
-    seeing(write, **stand_ins)(["in"], ["out"], ["gt"], [1.0], infos, "", 1)
-    row = json.loads(file.getvalue())
-    return bool(row["score"] == 1.0 and row["found"] == 3 and "thing" in row)
+    ring: list[Any] = []
+    ring.append(ring)
+    infos = {SCORE: [None, 0.5], "found": [np.int64(3)] * 2, "thing": [object(), ring]}
+    seeing(write, **stand_ins)(["in"] * 2, ["out"] * 2, ["gt"] * 2, [1.0, 0.25], infos, "", 1)
+    without, differing = map(json.loads, file.getvalue().splitlines())
+    return bool(
+        without[SCORE] == 1.0
+        and {0.25, 0.5} <= {value for value in differing.values() if isinstance(value, float)}
+        and differing["found"] == 3
+        and "thing" in differing
+    )
 
 
 def _own_fields(inputs: Any, outputs: Any, gts: Any, scores: Any, step: Any) -> dict[str, Sequence[Any]]:
     """The fields that verl writes for each row before the reward columns."""
-    return {"input": inputs, "output": outputs, "gts": gts, "score": scores, "step": [step] * len(inputs)}
+    return dict(zip(FIELDS, (inputs, outputs, gts, scores, [step] * len(inputs)), strict=True))
 
 
-def dumpable(infos: Mapping[str, Sequence[Any]], own: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+def dumpable(
+    infos: Mapping[Any, Sequence[Any]], own: Mapping[str, Sequence[Any]], dates_as_text: bool = True
+) -> dict[str, list[Any]]:
     """Reward columns for verl's `_write_generations`.
 
     Args:
-        infos: by key, one value per row.
-        own: the fields that the dump writes itself. verl lets a reward key of the same name replace them; here it does
-            so only in rows that have it.
+        infos: by key, one value per row; `None` where a row has none.
+        own: the fields that the dump writes itself. On stock verl a reward key of the same name replaces them.
+        dates_as_text: as for `JsonForm`.
 
     Returns:
-        Lists of what `json` can write as it is. What it cannot is text, said once per key.
+        By field, lists of what `json` writes as it is. What is odd about a key is said once.
     """
-    lists = {key: [_json_value(key, value) for value in values] for key, values in infos.items()}
-    for key in lists.keys() & own.keys():
-        if len(lists[key]) == len(own[key]):
-            lists[key] = [
-                theirs if value is None else value for value, theirs in zip(lists[key], own[key], strict=True)
-            ]
-    return lists
+    rows = len(own["input"])
+    names: set[str] = set()
+    columns: dict[str, list[Any]] = {}
+    added: dict[str, list[Any]] = {}
+    for key, values in infos.items():
+        if len(values) != rows:  # verl leaves such a column out
+            continue
+        apart = type(key) is Apart
+        form = JsonForm(_telling(key), dates_as_text)
+        name = form.name(_SPELT.get(key, key) if type(key) is str else key, () if apart else names)
+        column = form.column(values)
+        if not apart:
+            names.add(name)
+        mine = own.get(name, infos.get(name) if apart else None)
+        if mine is None:
+            columns[name] = column
+            continue
+        differ = _differ(name, column, mine)
+        if name == SCORE and not apart:
+            columns[name] = [field if value is None else value for value, field in zip(column, mine, strict=True)]
+            name, column = REWARD_SUM, list(mine)
+        else:
+            name = beside(name)
+        if any(differ):
+            added[name] = [value if differs else None for value, differs in zip(column, differ, strict=True)]
+    taken = {*own, *columns}
+    return {**{free(name, taken): column for name, column in added.items()}, **columns}
 
 
-def _json_value(key: str, value: Any, depth: int = 0) -> Any:
-    if value is None or type(value) in (int, float, bool):
-        return value
-    if isinstance(value, str):
-        return _text_of_a_file(key, value)
-    if isinstance(value, np.generic | np.ndarray) or is_tensor(type(value)):
-        value = _python_value(value)
-    if depth < _DEEPEST and isinstance(value, dict):
-        return {_json_name(name): _json_value(key, item, depth + 1) for name, item in value.items()}
-    if depth < _DEEPEST and isinstance(value, list | tuple):
-        return [_json_value(key, item, depth + 1) for item in value]
-    if isinstance(value, int | float):
-        return value
-    warn_once(
-        ("dump", key),
-        f"dump: the reward key {shown(key)} holds a {type(value).__name__}, which JSON cannot; it is written as text",
-    )
-    return str(value)
+def _telling(key: Any) -> Callable[[str], None]:
+    told_as = key if isinstance(key, str) else shown(key)
+    return lambda what: warn_once(("dump", told_as), f"dump: the reward key {shown(key)} {what}")
 
 
-def _text_of_a_file(key: str, text: str) -> str:
-    if encodable(text):
-        return text
-    warn_once(("dump", key), f"dump: the reward key {shown(key)} holds half a character; it is written escaped")
-    return text.encode("utf-8", "backslashreplace").decode()
+def _differ(name: str, column: Iterable[Any], mine: Iterable[Any]) -> list[bool]:
+    """In which rows a reward key has another value than the dump's own field of its name."""
+    same = _is_same_number if name == SCORE else _is_same
+    return [value is not None and not same(value, field) for value, field in zip(column, mine, strict=True)]
 
 
-def _python_value(value: Any) -> Any:
-    (number,) = object_column([value])
-    return number.tolist() if hasattr(number, "tolist") else number
+def _is_same(value: Any, field: Any) -> bool:
+    return same_value(value, JsonForm(lambda what: None).value(field))
 
 
-def _json_name(name: Any) -> Any:
-    return name if isinstance(name, str | int | float | bool | None) else str(name)
+def _is_same_number(score: Any, total: float) -> bool:
+    """Whether the trainer, whose rewards are of 32 bits, sums up to a score."""
+    while type(score) is list and len(score) == 1:  # an array of one element is a number to verl's managers
+        (score,) = score
+    try:
+        number = float(score)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(np.float32(number), np.float32(total), equal_nan=True))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.column import RAW_COLUMN
+from verl_ext.column import RAW_COLUMN, ordered_keys
 from verl_ext.errors import UnsupportedVerlError, shown
 from verl_ext.plugin._site import Function, PatchSite, looks_at_its_caller
 
@@ -25,10 +25,9 @@ def refusing_mixed_rows(site: PatchSite, module: ModuleType) -> Places:
     """Look at the samples that pass through the functions of the module's classes, and those that it gets from Ray."""
 
     def check(samples: Iterable[Any]) -> None:
-        schemas = {frozenset(row if isinstance(row, dict) else ()) for row in samples}
-        if len(schemas) > 1:
-            every = frozenset().union(*schemas)
-            sparse = sorted(every - frozenset.intersection(*schemas))
+        rows = [row if isinstance(row, dict) else {} for row in samples]
+        sparse = [key for key in ordered_keys(rows) if not all(key in row for row in rows)]
+        if sparse:
             raise _unsupported(
                 site,
                 f"reward keys that not every sample of a batch has ({', '.join(map(shown, sparse[:8]))}) would be lost",
@@ -146,6 +145,7 @@ def _samples(value: Any, complete: bool = False) -> Iterator[Any]:
     elif isinstance(value, dict) and RAW_COLUMN in value:
         yield value[RAW_COLUMN]
     elif isinstance(columns := getattr(value, "non_tensor_batch", None), dict):
-        yield from columns.get(RAW_COLUMN, ())
+        if RAW_COLUMN not in (value.meta_info.get("reward_extra_keys") or ()):  # else a reward key has that name
+            yield from columns.get(RAW_COLUMN, ())
     elif isinstance(fields := getattr(value, "extra_fields", None), dict) and (complete or RAW_COLUMN in fields):
         yield fields.get(RAW_COLUMN)

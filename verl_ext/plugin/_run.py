@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_ext.names import Names
 from verl_ext.plugin._site import warn_once
 from verl_ext.reward_metrics import RewardMetrics
 from verl_ext.settings import Settings
 
 
 class Run:
-    """The settings of a run, and the metrics of its reward keys so far."""
+    """The settings of a run, the metrics of its reward keys so far, and the names of its series in validation.
+
+    Attributes:
+        filter_metric: the reward key by which its trainer filters groups itself; `None` where it has no such filter.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.filter_metric: str | None = None
         self.metrics = RewardMetrics(
             settings.metrics, settings.text_metrics, nan_is_missing=settings.nan == "missing", warn=warn_once
         )
+        self.validated: Names[tuple[Any, Any]] = Names()
 
 
 _run = Run(Settings())

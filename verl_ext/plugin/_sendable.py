@@ -1,7 +1,8 @@
 """What a reward worker answers, on its way to another process: made such that it arrives, or refused by name.
 
 Ray packs the lists and dicts of an async actor's reply recursively on a small stack, so that a list that holds itself,
-or is nested some hundred levels deep, ends the process. And of what does not pickle its error names no sample.
+or is nested some hundred levels deep, ends the process. And of what does not pickle, or pickles and does not come back,
+its error names no sample.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from verl_ext.column import RAW_COLUMN
 from verl_ext.errors import NotSendableError, shown
 
 _SIMPLE = frozenset((NoneType, bool, int, float, str, bytes))
-_UNPICKLED = (Exception, SystemExit, KeyboardInterrupt)  # whatever a user's own __reduce__ raises
 
 
 class _Pickled(dict[str, Any]):
@@ -37,7 +37,7 @@ def sendable(answer: dict[str, Any], sample: str) -> dict[str, Any]:
     fields = {name: value for name, value in answer.items() if name != RAW_COLUMN}
     if _is_simple(fields) and (row is None or _is_simple(row)):
         return answer
-    reason = _why_not(answer)
+    reason = why_not(answer)
     if reason is None:
         return _Pickled(answer)
     refuse_unsendable(row, sample)
@@ -54,7 +54,7 @@ def changed(answer: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 def refuse_unsendable(row: Any, sample: str) -> None:
     """Raise for the first part of a reward dict that does not pickle: the arguments and the error are `sendable`'s."""
-    if _is_simple(row) or _why_not(row) is None:
+    if _is_simple(row) or why_not(row) is None:
         return
     for key, value in row.items() if isinstance(row, dict) else ():
         _refuse(f"a reward key of {sample}", key)
@@ -63,7 +63,7 @@ def refuse_unsendable(row: Any, sample: str) -> None:
 
 
 def _refuse(what: str, value: Any) -> None:
-    reason = _why_not(value)
+    reason = why_not(value)
     if reason is not None:
         raise NotSendableError(
             f"{what} holds a {type(value).__name__} ({shown(value)}) that Ray cannot send to another process: "
@@ -72,24 +72,25 @@ def _refuse(what: str, value: Any) -> None:
 
 
 def _is_simple(row: Any) -> bool:
-    return type(row) is dict and _SIMPLE.issuperset(map(type, row.values())) and {str}.issuperset(map(type, row))
+    return type(row) is dict and _SIMPLE.issuperset(map(type, row.values())) and _SIMPLE.issuperset(map(type, row))
 
 
-def _why_not(value: Any) -> str | None:
-    """Why a value does not pickle; `None` where it does."""
+def why_not(value: Any) -> str | None:
+    """Why a value does not reach another process; `None` where it does."""
     if type(value) in _SIMPLE:
         return None
     from ray import cloudpickle
 
     try:
-        cloudpickle.dumps(value)
-    except _UNPICKLED as error:
-        return f"{type(error).__name__}: {_said(error)}"
+        cloudpickle.loads(cloudpickle.dumps(value))
+    except BaseException as error:  # whatever a user's own __reduce__ raises
+        return f"{type(error).__name__}: {said(error)}"
     return None
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """The text of an exception, as it may stand in a message."""
     try:
         return shown(str(error))[1:-1]
-    except Exception as another:
+    except BaseException as another:
         return f"its text cannot be had ({type(another).__name__})"

@@ -44,6 +44,20 @@ def warn_once(what: object, message: str) -> None:
 
 
 Function = Callable[..., Any]
+
+
+def binder(function: Function) -> Callable[..., inspect.BoundArguments]:
+    """A function from the arguments of a call of `function` to what each of its parameters gets, defaults included."""
+    signature = inspect.signature(function)
+
+    def bind(*args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        return call
+
+    return bind
+
+
 _METHODS = (staticmethod, classmethod)
 REST = "..."
 """Stands for the parameters that a patch hands on without looking at them."""
@@ -77,19 +91,32 @@ class Patch:
         teach: from verl's function to ours; a coroutine function stays one.
         needed: whether verl's module has the fault that this patch is for, found out from the code that is there, not
             from a version number; `None` where there is nothing to find out.
+        vital: whether values may be lost where verl has no such function: its module is unknown code then. Else the
+            patch is left out, and the others of its site are applied.
     """
 
     target: str
     parameters: tuple[str, ...]
     teach: Callable[[Function], Function]
     needed: Callable[[Any], bool] | None = None
+    vital: bool = True
 
-    def locate(self, module: ModuleType) -> tuple[Any, str, Any, Function]:
-        """The owner, the attribute's name, what stands there (maybe a static or class method), and its function."""
+    def owner(self, module: ModuleType) -> tuple[Any, str]:
+        """What has the function as an attribute, a class or the module itself (`None` where that is not there)."""
         *path, name = self.target.split(".")
         owner: Any = module
         for part in path:
             owner = getattr(owner, part, None)
+        return owner, name
+
+    def is_absent(self, module: ModuleType) -> bool:
+        """Whether what should have the function is there, and has no such attribute, not even by inheritance."""
+        owner, name = self.owner(module)
+        return owner is not None and not hasattr(owner, name)
+
+    def locate(self, module: ModuleType) -> tuple[Any, str, Any, Function]:
+        """The place of this patch, and the function there that it knows."""
+        owner, name = self.owner(module)
         standing = getattr(owner, "__dict__", {}).get(name)
         if standing is None:
             raise UnknownVerlError(f"{self.target} is not there")
@@ -134,12 +161,12 @@ class PatchSite:
     _made: dict[Patch, tuple[Function, Function]] = field(default_factory=dict)
 
     def wraps(
-        self, target: str, *parameters: str, needed: Callable[[Any], bool] | None = None
+        self, target: str, *parameters: str, needed: Callable[[Any], bool] | None = None, vital: bool = True
     ) -> Callable[[Callable[[Function], Function]], Patch]:
         """Declare a patch: the decorated function gets verl's function and returns ours."""
 
         def declare(teach: Callable[[Function], Function]) -> Patch:
-            patch = Patch(target, parameters, teach, needed)
+            patch = Patch(target, parameters, teach, needed, vital)
             self._patches.append(patch)
             return patch
 
@@ -153,7 +180,8 @@ class PatchSite:
             # Patches that hang together ask the same question, which may take a run of verl's own code: once.
             questions = dict.fromkeys(patch.needed for patch in self._patches)
             answers = {needed: needed is None or needed(module) for needed in questions}
-            wanted = [patch for patch in self._patches if answers[patch.needed]]
+            absent = [patch for patch in self._patches if not patch.vital and patch.is_absent(module)]
+            wanted = [patch for patch in self._patches if answers[patch.needed] and patch not in absent]
             places = [(patch, *patch.locate(module)) for patch in wanted]
             for patch, owner, name, standing, function in places:
                 if self._stands_under(patch, function):
@@ -167,7 +195,8 @@ class PatchSite:
             unexpected = not isinstance(error, UnknownVerlError) or error.__cause__ is not None
             self.stay_off(module, str(error) or repr(error), exc_info=unexpected)
         else:
-            unneeded = [f"{patch.target} (not needed)" for patch in self._patches if patch not in wanted]
+            reasons = {patch: "not there" if patch in absent else "not needed" for patch in self._patches}
+            unneeded = [f"{patch.target} ({why})" for patch, why in reasons.items() if patch not in wanted]
             self.state = State.ACTIVE if wanted else State.NOT_NEEDED
             self.detail = ", ".join([*(patch.target for patch in wanted), *unneeded])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,21 @@ REQUEST = "verl_ext/request"
 Workers act on this mark only, so a driver without the plugin gets stock behaviour from workers with it.
 """
 
+DRIVER = "VERL_EXT_DRIVER"
+"""Variable by which a driver with the plugin says so to the workers of its job: its version of verl-ext.
+
+Code that calls workers without verl's managers sends no mark. Such a request is answered with aligned columns then.
+"""
+
 _PATIENCE = 60.0
+
+
+def driver_runs_plugin() -> bool:
+    """Whether the driver of this process's job has said that it runs the plugin, or this process is the driver."""
+    import ray
+
+    in_worker = ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE
+    return DRIVER in os.environ or not in_worker
 
 
 def marked(batch: Any) -> Any:
@@ -66,8 +81,10 @@ def refuse_untaught(workers: Sequence[Any], site: str, cause: Exception | None =
         import ray
 
         plugin = sys.modules.get("verl_ext.plugin")
-        version = sys.modules["verl_ext"].__version__ if plugin is not None and plugin.site_is_active(site) else None
-        return version, ray.util.get_node_ip_address(), os.getpid()
+        sites = {} if plugin is None else {report.name: report.state.value for report in plugin.status()}
+        # Waiting: a worker class that is none of verl's, in whose process verl's module was never imported.
+        on = sites.get(site) in ("active", "not needed", "waiting")
+        return sys.modules["verl_ext"].__version__ if on else None, ray.util.get_node_ip_address(), os.getpid()
 
     try:
         answers = ray.get([worker.__ray_call__.remote(state) for worker in workers], timeout=_PATIENCE)

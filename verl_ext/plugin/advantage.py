@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +12,9 @@ import numpy as np
 
 from verl_ext.errors import shown
 from verl_ext.plugin._guard import refusing_missing_components
-from verl_ext.plugin._site import REST, Function, PatchSite, warn_once
+from verl_ext.plugin._site import REST, Function, PatchSite, binder, warn_once
 from verl_ext.plugin._trial import ALIGNED, unless, verls_own
-from verl_ext.settings import Settings, training_values
+from verl_ext.settings import Settings, Use, training_values
 
 site = PatchSite(
     name="advantage",
@@ -51,12 +50,12 @@ def _keeps_nan_out(module: Any) -> bool:
     needed=unless(_keeps_nan_out),
 )
 def _compute_gdpo_outcome_advantage(stock: Function) -> Function:
-    signature = inspect.signature(stock)
+    bind = binder(stock)
 
     def compute_gdpo_outcome_advantage(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        config, columns = call.arguments.get("config"), call.arguments.get("non_tensor_batch")
-        if config is not None and columns is not None:
+        call = bind(*args, **kwargs)
+        config, columns, batch = map(call.arguments.get, ("config", "non_tensor_batch", "batch"))
+        if config is not None and columns is not None and batch is not None:  # else verl trains on the sum of rewards
             call.arguments["non_tensor_batch"] = {**columns, **components(config, columns)}
         return stock(*call.args, **call.kwargs)
 
@@ -64,8 +63,22 @@ def _compute_gdpo_outcome_advantage(stock: Function) -> Function:
 
 
 def component_keys(algorithm: Any) -> Sequence[str]:
-    """The reward keys that GDPO trains on, by verl's `config.algorithm`; none for other estimators' configurations."""
-    return algorithm.get("gdpo_reward_keys", None) or ()
+    """The reward keys that GDPO trains on, by verl's `config.algorithm`; none without it, and for other estimators."""
+    return () if algorithm is None else algorithm.get("gdpo_reward_keys", None) or ()
+
+
+def _trained(values: Sequence[Any]) -> np.ndarray:
+    """What verl trains on: the values, as its managers put them into a column, in float32."""
+    column = np.array(values)
+    with np.errstate(over="ignore"):
+        numbers = np.asarray(column, dtype=np.float32)
+    finite = np.isfinite(column if column.dtype.kind in "mM" else numbers)  # of NaT, NumPy makes a finite number
+    if numbers.shape != (len(values),) or not finite.all():
+        raise ValueError
+    return numbers
+
+
+TRAINED = Use(_trained, "a finite number to train on, in float32. NaN would reach every advantage of its group")
 
 
 def components(algorithm: Any, columns: Any) -> dict[str, Any]:
@@ -88,5 +101,4 @@ def components(algorithm: Any, columns: Any) -> dict[str, Any]:
         )
     sources = columns.get("data_source")
     rows = len(next(iter(columns.values()), ()))
-    found = {key: training_values(key, columns.get(key), rows, settings, sources) for key in keys}
-    return {key: column for key, column in found.items() if column is not None}
+    return {key: training_values(key, columns.get(key, [None] * rows), settings, sources, TRAINED) for key in keys}

@@ -8,21 +8,22 @@ finalizes what it has concatenated. Workers do so only for a request with the ma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import verl_ext
-from verl_ext.column import RAW_COLUMN, SparseNonTensor
+from verl_ext.column import MANAGER_FINALIZES, RAW_COLUMN, SparseNonTensor, ordered_keys
+from verl_ext.errors import shown
 from verl_ext.plugin._guard import refusing_mixed_rows
 from verl_ext.plugin._sendable import refuse_unsendable
-from verl_ext.plugin._site import REST, Function, PatchSite, State, holding
+from verl_ext.plugin._site import REST, Function, PatchSite, State, holding, warn_once
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, unless, verls_own
-from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
-from verl_ext.plugin.reward_loop import missing_score, refuse_missing_scores, told_by
+from verl_ext.plugin._workers import REQUEST, driver_runs_plugin, marked, refuse_untaught, untaught_blamed
+from verl_ext.plugin.reward_loop import missing_score, required_scores, told_by
+from verl_ext.schema import same_value
 
 site = PatchSite(
     name="agent_loop",
@@ -43,7 +44,6 @@ prompts' columns that the output only carries along (all of them, where nothing 
 UNSCORED = "verl_ext/unscored"
 """Extra field of a sample whose score is `None`: why. The v1 trainer reads it, since a worker's error is lost there."""
 
-_asked: ContextVar[bool] = ContextVar("verl_ext_asked", default=False)
 _ABSENT = object()
 
 
@@ -84,7 +84,7 @@ def _worker_generate_sequences(stock: Function) -> Function:
     async def generate_sequences(self: Any, batch: Any) -> Any:
         if REQUEST not in batch.meta_info:
             return await stock(self, batch)
-        with holding(_asked, True):
+        with holding(MANAGER_FINALIZES, True):
             output = await stock(self, batch)
         columns = output.non_tensor_batch
         carried = frozenset(name for name, column in batch.non_tensor_batch.items() if columns.get(name) is column)
@@ -101,10 +101,11 @@ def _postprocess(stock: Function) -> Function:
     def _postprocess(self: Any, inputs: Any, input_non_tensor_batch: Any = None, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.protocol import attach_reward_extra_info
 
-        if not _asked.get():
+        if not (MANAGER_FINALIZES.get() or driver_runs_plugin()):
+            _warn_of_mixed_rows([sample.extra_fields.get(RAW_COLUMN) for sample in inputs])
             return stock(self, inputs, input_non_tensor_batch, *args, **kwargs)
-        if self.reward_loop_worker_handles is not None:
-            refuse_missing_scores([s.reward_score for s in inputs], input_non_tensor_batch or {}, self.config)
+        if self.reward_loop_worker_handles is not None and hasattr(self, "config"):
+            required_scores([s.reward_score for s in inputs], input_non_tensor_batch or {}, self.config)
         for number, sample in enumerate(inputs):
             where = f"row {number} of {len(inputs)}{told_by(number, input_non_tensor_batch or {})}"
             refuse_unsendable(sample.extra_fields.get(RAW_COLUMN), where)
@@ -115,23 +116,66 @@ def _postprocess(stock: Function) -> Function:
             for sample, row in zip(inputs, rows, strict=True):
                 if row is not _ABSENT:
                     sample.extra_fields[RAW_COLUMN] = row
-        return attach_reward_extra_info(output, [None if row is _ABSENT else row for row in rows])
+        held, infos = output.non_tensor_batch, [None if row is _ABSENT else row for row in rows]
+        if not MANAGER_FINALIZES.get():  # columns of the prompts give way, as in `finalized`
+            carried = {name for name, column in (input_non_tensor_batch or {}).items() if held.get(name) is column}
+            for name in carried.intersection(ordered_keys(infos)) - set(KEPT_BY_TRAINER):
+                del held[name]
+        return attach_reward_extra_info(output, infos)
 
     return _postprocess
+
+
+def _warn_of_mixed_rows(rows: Sequence[Any]) -> None:
+    schemas = {frozenset(row or ()) for row in rows}
+    if len(schemas) > 1:
+        sparse = frozenset().union(*schemas) - frozenset.intersection(*schemas)
+        warn_once(
+            "unmarked",
+            "an agent-loop worker was asked by a driver that does not say that it runs verl-ext, so it acts as stock: "
+            f"reward keys that not every sample has ({', '.join(sorted(map(shown, sparse))[:8])}) are lost there. "
+            "Install verl-ext where the driver runs, and pass "
+            "runtime_env=verl.trainer.constants_ppo.get_ppo_ray_runtime_env() to ray.init",
+        )
 
 
 @site.wraps("AgentLoopWorker._compute_score", "self", "outputs", "kwargs", needed=_scores_several_outputs)
 def _compute_score(stock: Function) -> Function:
     async def _compute_score(self: Any, outputs: Any, kwargs: Any) -> Any:
+        *earlier, final = outputs
+        own = _dict(final.extra_fields.get(RAW_COLUMN)) if earlier else {}
         await stock(self, outputs, kwargs)
-        final = outputs[-1]
         if final.reward_score is None and self.reward_loop_worker_handles is not None:
             columns = {name: [value] for name, value in kwargs.items()}
             final.extra_fields[UNSCORED] = missing_score(None, 0, 1, columns, self.config)
-        elif len(outputs) > 1:  # an agent loop that sets its own score may report nothing beside it: verl indexes it
+            return
+        if earlier:  # verl indexes the last one's reward info, which a loop that sets its own score may lack
             final.extra_fields.setdefault(RAW_COLUMN, {})
+        if own:
+            scored = _dict(final.extra_fields[RAW_COLUMN])
+            final.extra_fields[RAW_COLUMN] = {**scored, **own, **scored}
+        for output in earlier:
+            if _dict(output.extra_fields.get(RAW_COLUMN)):
+                output.extra_fields = _EarlierFields(output.extra_fields)
 
     return _compute_score
+
+
+class _EarlierFields(dict[str, Any]):
+    """The extra fields of an output that is not the last of its session.
+
+    verl's v1 worker puts the last one's reward info in the place of its own (`AgentLoopWorkerTQ`,
+    `_agent_loop_postprocess`). Here it gets it beside its own.
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == RAW_COLUMN:
+            value = {**_dict(value), **_dict(self.get(name))}
+        super().__setitem__(name, value)
+
+
+def _dict(found: Any) -> dict[Any, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 @site.wraps("AgentLoopManager.generate_sequences", "self", "prompts", needed=unless(aligns_keys))
@@ -159,7 +203,7 @@ def finalizing(stock: Function, skip_role: str) -> Function:
             return await coroutine(self, prompts)
         with untaught_blamed(self.agent_loop_workers, site.name):
             output = await coroutine(self, marked(prompts))
-        return finalized(output, self.agent_loop_workers)
+        return finalized(output, self.agent_loop_workers, prompts.non_tensor_batch)
 
     if not annotated:
         return generate
@@ -193,14 +237,20 @@ def _as_dict(stock: Function) -> Function:
     return as_dict
 
 
-def finalized(output: Any, workers: Sequence[Any]) -> Any:
+def finalized(output: Any, workers: Sequence[Any], prompts: Mapping[str, Any]) -> Any:
     """What the manager hands on: the workers' output, finalized, once it is known that every worker runs the plugin.
+
+    Args:
+        output: what the workers returned, concatenated.
+        workers: their Ray actor handles.
+        prompts: the `non_tensor_batch` of what they were asked.
 
     Raises:
         PluginMissingError: a worker does not run the plugin.
-        FieldCollisionError: a reward key names a column or tensor of the output, or a column that the trainer keeps.
+        FieldCollisionError: a reward key names a tensor of the output, or, with other values, a column of the output or
+            one that the trainer keeps of the prompts.
     """
-    from verl_ext.protocol import is_sparse
+    from verl_ext.protocol import JOINED_KEYS, REWARD_KEYS, completed, finalized_output
 
     columns = output.non_tensor_batch
     replies: list[tuple[str | None, frozenset[str]]]
@@ -208,16 +258,26 @@ def finalized(output: Any, workers: Sequence[Any]) -> Any:
     if any(version != verl_ext.__version__ for version, _ in replies):
         refuse_untaught(workers, site.name)
     output.meta_info.pop(REQUEST, None)  # a worker class may hand on what it was asked
-    if not is_sparse(output):  # a worker class with a _postprocess of its own
-        return output
-    # Columns that only the agent loop reads (index, priority, ...) give way to a reward key of that name, as on stock.
     raw = columns.get(RAW_COLUMN)
-    carried = frozenset(columns).intersection(*(names for _, names in replies)) - set(KEPT_BY_TRAINER)
-    for name in carried.intersection(raw.keys() if isinstance(raw, SparseNonTensor) else ()):
-        del columns[name]
-    output.finalize(reserved=dict.fromkeys(KEPT_BY_TRAINER, "a column of the batch that the trainer keeps"))
-    # verl has the dicts behind its other extra fields, and no such column where no sample has any.
-    dicts = output.non_tensor_batch.pop(RAW_COLUMN, ())
-    if any(row is not None for row in dicts):
-        output.non_tensor_batch[RAW_COLUMN] = dicts
+    if isinstance(raw, SparseNonTensor):
+        # Columns that only the agent loop reads (index, priority, ...) give way to a reward key of that name, in their
+        # place, as on stock.
+        carried = frozenset(columns).intersection(*(names for _, names in replies)) - set(KEPT_BY_TRAINER)
+        for name in carried.intersection(raw.keys()):
+            columns[name] = np.fromiter(((row or {}).get(name) for row in raw.tolist()), dtype=object)
+        kept = {name: prompts.get(name, "a column that the trainer keeps") for name in KEPT_BY_TRAINER}
+        return finalized_output(output, kept)
+    if REWARD_KEYS in output.meta_info:  # of the first worker
+        output.meta_info[REWARD_KEYS] = getattr(output, JOINED_KEYS, None) or output.meta_info[REWARD_KEYS]
+    named = output.meta_info.get(REWARD_KEYS) or ()
+    if raw is not None:  # a worker class with a _postprocess of its own
+        carried = frozenset(name for name, column in prompts.items() if same_value(columns.get(name), column))
+        return completed(output, carried - {*named, *KEPT_BY_TRAINER, RAW_COLUMN})
+    if named:
+        warn_once(
+            "own postprocess",
+            "the agent-loop workers answer by a _postprocess of their own, which replaces verl's and hands on no "
+            f"{RAW_COLUMN}: reward keys that not every sample has are what it makes of them. "
+            "verl_ext.attach_reward_extra_info(output, dicts) carries them all",
+        )
     return output

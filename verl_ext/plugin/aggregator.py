@@ -1,4 +1,4 @@
-"""Teaches what the fully-async trainer logs about reward keys: several steps as one, weighed by counts, by data source.
+"""Patches what the fully-async trainer logs of reward keys: several steps as one, weighed by counts, by data source.
 
 verl's `MetricsAggregator` averages what is called mean over the steps that have one, each alike. And batches reach the
 trainer without data sources. Since they must stay as on stock, those travel beside them, on verl's `RolloutSample`.

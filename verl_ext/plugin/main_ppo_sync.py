@@ -15,4 +15,4 @@ site = PatchSite(name="main_ppo_sync", module="verl.trainer.main_ppo_sync", purp
 
 site.wraps("PPOTrainer.__init__", "self", "config", REST)(beginning_run)
 for patch in SHARED:
-    site.wraps(patch.target, *patch.parameters, needed=patch.needed)(patch.teach)
+    site.wraps(patch.target, *patch.parameters, needed=patch.needed, vital=patch.vital)(patch.teach)

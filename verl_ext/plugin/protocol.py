@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_ext.column import raw_columns
 from verl_ext.plugin._site import Function, PatchSite
 
 site = PatchSite(
@@ -16,9 +17,9 @@ site = PatchSite(
 @site.wraps("DataProto.concat", "data")
 def _concat(stock: Function) -> Function:
     def concat(data: Any) -> Any:
-        from verl_ext.protocol import SparseDataProto, is_sparse
+        from verl_ext.protocol import SparseDataProto, is_ours
 
-        return SparseDataProto.concat(data) if any(map(is_sparse, data)) else stock(data)
+        return SparseDataProto.concat(data) if any(map(is_ours, data)) else stock(data)
 
     return concat
 
@@ -26,9 +27,9 @@ def _concat(stock: Function) -> Function:
 @site.wraps("DataProto.union", "self", "other")
 def _union(stock: Function) -> Function:
     def union(self: Any, other: Any) -> Any:
-        from verl_ext.protocol import guarded_union, is_sparse
+        from verl_ext.protocol import guarded_union, is_ours
 
-        return guarded_union(self, other) if is_sparse(self) or is_sparse(other) else stock(self, other)
+        return guarded_union(self, other) if is_ours(self) or is_ours(other) else stock(self, other)
 
     return union
 
@@ -40,7 +41,13 @@ def _make_iterator(stock: Function) -> Function:
 
 @site.wraps("DataProto.to_tensordict", "self")
 def _to_tensordict(stock: Function) -> Function:
-    return _by_our_class(stock, "to_tensordict")
+    def to_tensordict(self: Any) -> Any:
+        from verl_ext.protocol import refuse_names_that_are_no_text
+
+        refuse_names_that_are_no_text(self)
+        return stock(self)
+
+    return _by_our_class(to_tensordict, "to_tensordict")
 
 
 @site.wraps("DataProto.from_tensordict", "cls", "tensor_dict", "meta_info", "num_batch_dims")
@@ -59,9 +66,9 @@ def _by_our_class(stock: Function, name: str) -> Function:
     """For a plain batch that carries a raw column: the method of `SparseDataProto`."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from verl_ext.protocol import SparseDataProto, as_sparse, is_sparse
+        from verl_ext.protocol import SparseDataProto, as_sparse
 
-        if is_sparse(self) and not isinstance(self, SparseDataProto):
+        if raw_columns(self.non_tensor_batch) and not isinstance(self, SparseDataProto):
             return getattr(as_sparse(self), name)(*args, **kwargs)
         return stock(self, *args, **kwargs)
 

@@ -8,8 +8,7 @@ from typing import Any
 from verl_ext.errors import MissingRewardError
 from verl_ext.plugin._site import Function, PatchSite
 from verl_ext.plugin.trainer_v1 import column_of, put_column, reading, reward_rows, with_rewards
-from verl_ext.schema import object_column
-from verl_ext.settings import Settings, training_values
+from verl_ext.settings import COMPARED, Settings, training_values
 
 site = PatchSite(
     name="replay_buffer",
@@ -18,7 +17,7 @@ site = PatchSite(
 )
 
 
-@site.wraps("ReplayBuffer._dapo_filtered_keys", "self", "partition_id")
+@site.wraps("ReplayBuffer._dapo_filtered_keys", "self", "partition_id", vital=False)
 def _dapo_filtered_keys(stock: Function) -> Function:
     def _dapo_filtered_keys(self: Any, partition_id: str) -> Any:
         metric, settings = self.filter_groups_metric, Settings.of(self.trainer_config)
@@ -28,16 +27,14 @@ def _dapo_filtered_keys(stock: Function) -> Function:
 
             extra_fields = column_of(data, "extra_fields")
             rows = reward_rows(extra_fields)
-            column = object_column([row.get(metric) for row in rows])
+            values = [row.get(metric) for row in rows]
             try:
-                filled = training_values(metric, column, len(rows), settings, None)
+                numbers = training_values(metric, values, settings, None, COMPARED)
             except MissingRewardError:
                 sources = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["data_source"])
-                training_values(metric, column, len(rows), settings, column_of(sources, "data_source"))
+                training_values(metric, values, settings, column_of(sources, "data_source"), COMPARED)
                 raise
-            if filled is column:
-                return
-            rows = [{**row, metric: float(value)} for row, value in zip(rows, filled, strict=True)]
+            rows = [{**row, metric: number} for row, number in zip(rows, numbers.tolist(), strict=True)]
             put_column(data, "extra_fields", with_rewards(extra_fields, rows))
 
         with reading(fill):

@@ -8,7 +8,7 @@ Workers do so only for a request that carries the manager's mark; a worker that 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import verl_ext
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
 from verl_ext.errors import MissingRewardError, shown
 from verl_ext.plugin._guard import refusing_mixed_rows
+from verl_ext.plugin._raised import as_named, comes_from_outside, current_task
 from verl_ext.plugin._sendable import changed, sendable
 from verl_ext.plugin._site import Function, PatchSite, log
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, seeing, unless, verls_own
@@ -43,14 +44,15 @@ def _compute_score(stock: Function) -> Function:
         # A discriminative reward model answers without extra info. The manager reads that as {}, but the agent loop,
         # which asks for single samples, indexes it: KeyError.
         sample = f"a sample{told_by(0, data.non_tensor_batch)}"
+        task = current_task()
         try:
-            output = {"reward_extra_info": {}, **await stock(self, data)}
-        except (SystemExit, KeyboardInterrupt) as error:  # in an actor's event loop, it would answer nobody any more
-            raise MissingRewardError(
-                f"the reward function raised {type(error).__name__} for {sample} (from {_scorer(self.config)}): "
-                "return a score, or raise an Exception"
-            ) from None
-        return sendable(output, sample)
+            answer = await stock(self, data)
+        except BaseException as error:
+            named = None if comes_from_outside(error, task) else as_named(error, sample, _scorer(self.config))
+            if named is None:
+                raise
+            raise named from None  # the text of the error may be what ends the worker
+        return sendable({**answer, "reward_extra_info": answer.get("reward_extra_info", {})}, sample)
 
     return compute_score
 
@@ -79,9 +81,14 @@ def _compute_score_batch(stock: Function) -> Function:
         outputs = await stock(self, data)
         if REQUEST not in data.meta_info:
             return outputs
-        scores = [output["reward_score"] for output in outputs]
-        refuse_missing_scores(scores, data.non_tensor_batch, self.config, numbers=_makes_a_tensor_of_numbers(self))
-        return [changed(output, reward_extra_info=_envelope(output.get("reward_extra_info"))) for output in outputs]
+        kind = as_number if _makes_a_tensor_of_numbers(self) else _as_it_is
+        scores = required_scores(
+            [output["reward_score"] for output in outputs], data.non_tensor_batch, self.config, kind
+        )
+        return [
+            changed(output, reward_score=score, reward_extra_info=_envelope(output.get("reward_extra_info")))
+            for output, score in zip(outputs, scores, strict=True)
+        ]
 
     return compute_score_batch
 
@@ -97,38 +104,53 @@ def _makes_a_tensor_of_numbers(worker: Any) -> bool:
     return own is base
 
 
-def refuse_missing_scores(scores: Sequence[Any], columns: Mapping[str, Any], config: Any, numbers: bool = True) -> None:
-    """Raise for the first sample whose score is `None`, or nothing that a tensor of scores can hold.
+def as_number(score: Any) -> float | None:
+    """The number that a tensor of scores holds for a score, or `None`; an array-like of one number counts as that."""
+    import torch
 
-    On stock verl, `rm_scores` then vanish for the whole batch, or a KeyError or TypeError follows elsewhere.
+    if type(score) is float:
+        return score
+    if isinstance(score, bytes | bytearray | memoryview):  # torch would take b"1" for 49
+        return None
+    for scores in ([0.0, score], [score]):
+        try:
+            found = torch.tensor(scores, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            continue
+        if found.numel() == len(scores):
+            return float(found[-1].item())
+    return None
+
+
+def _as_it_is(score: Any) -> Any:
+    return score
+
+
+def required_scores(
+    scores: Sequence[Any], columns: Mapping[str, Any], config: Any, kind: Callable[[Any], Any] = as_number
+) -> list[Any]:
+    """The scores, each as `kind` makes it.
+
+    On stock verl, where one is `None`, `rm_scores` vanish for the whole batch, or a KeyError or TypeError follows.
 
     Args:
         scores: by row.
         columns: the batch's `non_tensor_batch`, for the data source and the index of the row.
         config: verl's configuration, for the name of the scorer.
-        numbers: whether they must be numbers.
+        kind: makes of a score what is needed, and `None` of what does not serve.
 
     Raises:
-        MissingRewardError: names the row, the data source and the scorer.
+        MissingRewardError: names the first row without a score, the data source and the scorer.
     """
-    for row, score in enumerate(scores):
-        if score is None or (numbers and not _is_number(score)):
-            raise MissingRewardError(missing_score(score, row, len(scores), columns, config))
-
-
-def _is_number(score: Any) -> bool:
-    import torch
-
-    if type(score) is float:
-        return True
-    try:
-        return torch.tensor([0.0, score], dtype=torch.float32).shape == (2,)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return False
+    found = [kind(score) for score in scores]
+    for row, score in enumerate(found):
+        if score is None:
+            raise MissingRewardError(missing_score(scores[row], row, len(scores), columns, config))
+    return found
 
 
 def missing_score(score: Any, row: int, rows: int, columns: Mapping[str, Any], config: Any) -> str:
-    """What to say of a sample without a score: the other arguments are those of `refuse_missing_scores`."""
+    """What to say of a sample without a score: the other arguments are those of `required_scores`."""
     return (
         f"the score of row {row} of {rows}{told_by(row, columns)} is {shown(score)} (from {_scorer(config)}): "
         "return a number, for example 0.0 for an answer that cannot be scored"

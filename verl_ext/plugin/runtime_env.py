@@ -9,7 +9,9 @@ import os
 import sys
 from typing import Any
 
+import verl_ext
 from verl_ext.plugin._site import REST, Function, PatchSite
+from verl_ext.plugin._workers import DRIVER
 
 site = PatchSite(
     name="runtime_env",
@@ -32,8 +34,9 @@ def _get_ppo_ray_runtime_env(stock: Function) -> Function:
 
 
 def forwarded() -> dict[str, str]:
-    """The variables of this process that decide whether and how a process loads the plugin."""
+    """The variables that decide whether and how a process loads the plugin, and say that this one runs it."""
     wanted = {name: value for name, value in os.environ.items() if name.startswith("VERL_EXT_") or name in _VERLS_OWN}
+    wanted[DRIVER] = verl_ext.__version__
     modules = wanted.get(MODULES, "").split(",")
     if not has_entry_points() and AUTOLOAD not in modules:  # the plugin is on here by an import in the user's script
         wanted[MODULES] = ",".join([*filter(None, modules), AUTOLOAD])

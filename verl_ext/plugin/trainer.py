@@ -5,21 +5,25 @@ Settings are checked at start, validation batches of different schemas are kept 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+import functools
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 
 import numpy as np
 
 from verl_ext.errors import shown
+from verl_ext.names import Names
 from verl_ext.plugin import _run
 from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writes_rows_whole, writing_dumpable
-from verl_ext.plugin._site import REST, Function, PatchSite, holding, warn_once
+from verl_ext.plugin._site import REST, Function, PatchSite, binder, holding, warn_once
 from verl_ext.plugin._trial import unless, verls_own
 from verl_ext.plugin.advantage import component_keys
-from verl_ext.settings import Settings
+from verl_ext.settings import COMPARED, Settings, training_values
 
 site = PatchSite(
     name="trainer",
@@ -73,15 +77,32 @@ def _fit(stock: Function) -> Function:
 
 def _begin_run(trainer: Any, config: Any) -> None:
     """Refuse wrong settings by name at start, and warn of those that nothing will read."""
-    settings = _run.of(trainer, config).settings
-    group_filter = config.algorithm.get("filter_groups", None) or {}
-    read = {*component_keys(config.algorithm), group_filter.get("metric", None)}
-    for key in settings.fill.keys() - read:
+    run = _run.of(trainer, config)
+    legacy = isinstance(trainer, getattr(sys.modules.get(site.module), "RayPPOTrainer", ()))
+    own_filter = _defines_itself(trainer, "fit")
+    algorithm = config.get("algorithm", None) or {}
+    group_filter = algorithm.get("filter_groups", None) or {}
+    metric = group_filter.get("metric", None) if group_filter.get("enable", True) else None
+    run.filter_metric = metric if own_filter and metric not in _COMPUTED_METRICS else None
+    read = {*component_keys(algorithm), metric if own_filter or not legacy else None}
+    for key in run.settings.fill.keys() - read:
         warn_once(
             ("fill", key),
             f"verl_ext.fill is set for {shown(key)}, which is neither among algorithm.gdpo_reward_keys nor the metric "
-            "of algorithm.filter_groups: nothing reads it",
+            "of algorithm.filter_groups of a trainer that filters: nothing reads it",
         )
+    if legacy and _defines_itself(trainer, "_validate"):
+        trainer._validate = MethodType(_in_line(type(trainer)._validate), trainer)
+
+
+def _defines_itself(trainer: Any, method: str) -> bool:
+    """Whether a trainer's method is no verl's: that of a recipe, or of a user's own class."""
+    home = next((cls for cls in type(trainer).__mro__ if method in vars(cls)), None)
+    return home is not None and home.__module__.partition(".")[0] != "verl"
+
+
+_COMPUTED_METRICS = ("seq_reward", "seq_final_reward")
+"""Metrics of a group filter that recipes compute of a batch's tensors themselves; no reward keys."""
 
 
 # --- validation --------------------------------------------------------------------------------------------------
@@ -92,15 +113,17 @@ class _Ledger:
     """What one run of `_validate` has seen: so many rows, with these reward keys."""
 
     rows: int = 0
-    keys: dict[str, None] = field(default_factory=dict)
+    keys: dict[Any, None] = field(default_factory=dict)
+    names: Names[Any] = field(default_factory=Names)
 
-    def in_line(self, infos: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    def in_line(self, infos: Mapping[Any, Any], rows: int) -> dict[Any, Any]:
         """The reward columns of the next batch, such that verl's lists stay as long as the samples.
 
         verl extends one list per key and batch. So a key that this batch lacks gets `None`s, and a key that comes for
         the first time brings the `None`s of the rows before it.
         """
-        infos = {kept_apart(key): column for key, column in infos.items()}
+        names = kept_apart(infos, self.names)
+        infos = {names[key]: column for key, column in infos.items()}
         lines = {key: column if key in self.keys else _behind(self.rows, column) for key, column in infos.items()}
         lines.update({key: np.full(rows, None, dtype=object) for key in self.keys if key not in infos})
         self.rows += rows
@@ -108,38 +131,59 @@ class _Ledger:
         return lines
 
 
-def kept_apart(key: str) -> str:
-    """`key`, or another name for it where verl's validation fills a list of that name itself."""
-    if key != OWN_METRIC:
-        return key
-    warn_once(
-        "own metric",
-        f"the reward function returns a key named {OWN_METRIC!r}, which is also verl's own validation metric; "
-        f"it is kept apart as {RENAMED!r}",
-    )
-    return RENAMED
+def kept_apart(keys: Iterable[Any], names: Names[Any]) -> dict[Any, Any]:
+    """By reward key, itself, or another name for it where verl's validation fills a list of that name itself.
+
+    Args:
+        keys: of a batch.
+        names: what the keys of the batches before are called.
+    """
+    keys = dict.fromkeys(keys)
+    apart = {key: names.of(key, RENAMED) for key in (RENAMED, OWN_METRIC) if key in keys}
+    if OWN_METRIC in apart:
+        warn_once(
+            "own metric",
+            f"the reward function returns a key named {OWN_METRIC!r}, which is also verl's own validation metric; "
+            f"it is kept apart as {apart[OWN_METRIC]!r}",
+        )
+    return {key: apart.get(key, key) for key in keys}
 
 
 def _behind(rows: int, column: Any) -> Any:
     if rows == 0:
         return column
-    padded = np.full(rows + len(column), None, dtype=object)
-    for row, value in enumerate(column.tolist() if isinstance(column, np.ndarray) else column, rows):
-        padded[row] = value
-    return padded
+    values = column.tolist() if isinstance(column, np.ndarray) else column
+    return np.fromiter([*[None] * rows, *values], dtype=object)  # an array, as verl's own columns
 
 
 _ledger: ContextVar[_Ledger | None] = ContextVar("verl_ext_validation", default=None)
 
 
-@site.wraps("RayPPOTrainer._validate", "self", REST)
-def _validate(stock: Function) -> Function:
+@contextmanager
+def validation() -> Iterator[None]:
+    """While the block runs, what verl's `extract_reward` returns for batch after batch stays in line.
+
+    For a trainer whose validation is its own and that does not inherit verl's: inside the block each list that grows
+    by a batch's reward columns is as long as the samples so far, with `None` where a batch lacks a key. One block for
+    each validation. Does nothing where the plugin is off.
+    """
+    with holding(_ledger, _Ledger()):
+        yield
+
+
+def _in_line(stock: Function) -> Function:
+    @functools.wraps(stock)
     def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
         _run.of(self)
-        with holding(_ledger, _Ledger()):
+        with validation():
             return stock(self, *args, **kwargs)
 
     return _validate
+
+
+@site.wraps("RayPPOTrainer._validate", "self", REST)
+def _validate(stock: Function) -> Function:
+    return _in_line(stock)
 
 
 @site.wraps("extract_reward", "batch")
@@ -147,22 +191,41 @@ def _extract_reward(stock: Function) -> Function:
     def extract_reward(batch: Any) -> Any:
         scores, infos = stock(batch)
         ledger = _ledger.get()
-        return scores, infos if ledger is None else ledger.in_line(infos, len(scores))
+        if ledger is None:
+            return scores, _with_filter_metric(infos, len(scores), batch.non_tensor_batch.get("data_source"))
+        return scores, ledger.in_line(infos, len(scores))
 
     return extract_reward
+
+
+def _with_filter_metric(infos: Mapping[str, Any], rows: int, sources: Any) -> Mapping[str, Any]:
+    """Reward columns for a trainer that filters groups by one of them, whose `np.std` takes no `None`.
+
+    Raises:
+        MissingRewardError: samples lack the metric, and it has no fill value.
+    """
+    run = _run.current()
+    metric, settings = run.filter_metric, run.settings
+    if metric is None or (metric in infos and not any(map(settings.misses, infos[metric]))):
+        return infos
+    column = infos.get(metric, [None] * rows)
+    return {**infos, metric: training_values(metric, column, settings, sources, COMPARED)}
 
 
 @site.wraps("RayPPOTrainer._merge_validation_results", "self", "result_a", "result_b")
 def _merge_validation_results(stock: Function) -> Function:
     def _merge_validation_results(self: Any, result_a: Any, result_b: Any) -> Any:
-        results = [result for result in (result_a, result_b) if result is not None]
-        keys = dict.fromkeys(key for result in results for key in result["reward_extra_infos_dict"])
-        for result in results:
-            infos, rows = result["reward_extra_infos_dict"], len(result["sample_uids"])
-            result["reward_extra_infos_dict"] = {key: infos.get(key, [None] * rows) for key in keys}
-        return stock(self, result_a, result_b)
+        results = (result_a, result_b)
+        keys = dict.fromkeys(key for result in results if result for key in result["reward_extra_infos_dict"])
+        return stock(self, *(_with_keys(result, keys) if result else result for result in results))
 
     return _merge_validation_results
+
+
+def _with_keys(result: Mapping[str, Any], keys: Iterable[Any]) -> dict[str, Any]:
+    """What a `_validate` has returned, with `None`s for the keys that it has not seen."""
+    infos, missing = result["reward_extra_infos_dict"], [None] * len(result["sample_uids"])
+    return {**result, "reward_extra_infos_dict": {key: infos.get(key, missing) for key in keys}}
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -173,14 +236,15 @@ _COMPONENTS = "_verl_ext_components"
 
 @site.wraps("compute_advantage", "data", "adv_estimator", REST)
 def _compute_advantage(stock: Function) -> Function:
-    signature = inspect.signature(stock)
+    bind = binder(stock)
 
     def compute_advantage(*args: Any, **kwargs: Any) -> Any:
         data = stock(*args, **kwargs)
-        call = signature.bind(*args, **kwargs).arguments
+        call = bind(*args, **kwargs).arguments
         if call["adv_estimator"] == "gdpo":
-            misses = Settings.of(call["config"]).misses
-            columns = {key: data.non_tensor_batch.get(key, ()) for key in component_keys(call["config"])}
+            config = call.get("config")
+            misses = Settings.of(config).misses
+            columns = {key: data.non_tensor_batch.get(key, ()) for key in component_keys(config)}
             present = {key: [value for value in column if not misses(value)] for key, column in columns.items()}
             sparse = {key: values for key, values in present.items() if 0 < len(values) < len(columns[key])}
             setattr(data, _COMPONENTS, sparse)

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
+from itertools import chain
 from typing import Any
 
-from verl_ext.column import RAW_COLUMN
+from verl_ext.column import RAW_COLUMN, ordered_keys
+from verl_ext.dump_fields import FIELDS, UID
 from verl_ext.errors import FieldCollisionError, MissingRewardError, shown
+from verl_ext.names import Names
 from verl_ext.plugin import _run
-from verl_ext.plugin._dump import GENERATIONS, writes_rows_whole, writing_dumpable
-from verl_ext.plugin._site import REST, Function, PatchSite, State, holding
+from verl_ext.plugin._dump import GENERATIONS, Apart, writes_rows_whole, writing_dumpable
+from verl_ext.plugin._site import REST, Function, PatchSite, State, binder, holding
 from verl_ext.plugin._trial import mentions, unless, verls_own
 from verl_ext.plugin._workers import refuse_untaught
 from verl_ext.plugin.advantage import component_keys
 from verl_ext.plugin.agent_loop import UNSCORED
 from verl_ext.plugin.agent_loop import site as agent_loop
 from verl_ext.plugin.reward_loop import ROWS
-from verl_ext.plugin.trainer import OWN_METRIC, beginning_run, kept_apart
+from verl_ext.plugin.trainer import beginning_run, kept_apart
 from verl_ext.reward_metrics import RewardMetrics
 from verl_ext.schema import assemble_reward_extra_info
 
@@ -52,7 +56,13 @@ _trained: ContextVar[Any] = ContextVar("verl_ext_trained", default=None)
 def _kv_batch_get(stock: Function) -> Function:
     def kv_batch_get(keys: Any, partition_id: str, select_fields: Any = None) -> Any:
         data = stock(keys, partition_id, select_fields)
-        if "rm_scores" in (select_fields or ()) and "rm_scores" not in data.keys():
+        wanted = [select_fields] if isinstance(select_fields, str) else select_fields or ()
+        if "extra_fields" in wanted and "extra_fields" not in data.keys():
+            # uni-agent's samples have their reward dicts as a field of the queue's own.
+            beside = column_of(stock(keys, partition_id, [*wanted, RAW_COLUMN]), RAW_COLUMN)
+            if any(beside):
+                put_column(data, "extra_fields", with_rewards([None] * len(beside), [row or {} for row in beside]))
+        if "rm_scores" in wanted and "rm_scores" not in data.keys():
             _refuse_unscored(stock(keys, partition_id, ["data_source", "extra_fields"]))
         reader = _reader.get()
         if reader is not None and "extra_fields" in data.keys():
@@ -118,7 +128,7 @@ def _refuse_untaught_workers(trainer: Any) -> None:
         return
     named = "agent_loop_manager" if hasattr(trainer, "agent_loop_manager") else "async_rollout_manager"  # verl 0.8
     loops = list(getattr(getattr(trainer, named), "agent_loop_workers", ()))  # a user's own manager may have none
-    if getattr(trainer, _CHECKED, None) != loops:
+    if loops and getattr(trainer, _CHECKED, None) != loops:  # to ask nobody would start a Ray
         refuse_untaught(loops, "agent_loop")
         setattr(trainer, _CHECKED, loops)
 
@@ -140,17 +150,20 @@ def _validate(stock: Function) -> Function:
     def _validate(self: Any, *args: Any, **kwargs: Any) -> Any:
         _run.of(self)
         _refuse_untaught_workers(self)
-        with reading(_keep_own_metric_apart):
+        with reading(partial(_keep_own_apart, Names())):
             return stock(self, *args, **kwargs)
 
     return _validate
 
 
-def _keep_own_metric_apart(data: Any, keys: Sequence[str], partition_id: str) -> None:
+def _keep_own_apart(names: Names[Any], data: Any, keys: Sequence[str], partition_id: str) -> None:
     extra_fields = column_of(data, "extra_fields")
     rows = reward_rows(extra_fields)
-    if any(OWN_METRIC in row for row in rows):
-        renamed = [{kept_apart(key): value for key, value in row.items()} for row in rows]
+    called = kept_apart(chain.from_iterable(rows), names)
+    if UID in called:  # it keeps its name among the metrics, but verl merges the samples' keys into its dump under it
+        called[UID] = Apart.of(UID)
+    if any(name is not key for key, name in called.items()):
+        renamed = [{called[key]: value for key, value in row.items()} for row in rows]
         put_column(data, "extra_fields", with_rewards(extra_fields, renamed))
 
 
@@ -161,9 +174,9 @@ def _dumps_rows_whole(module: Any) -> bool:
     return writes_rows_whole(verls_own(module.PPOTrainer, "_write_generations"))
 
 
-@site.wraps("PPOTrainer._write_generations", *GENERATIONS, needed=unless(_dumps_rows_whole))
+@site.wraps("PPOTrainer._write_generations", *GENERATIONS, needed=unless(_dumps_rows_whole), vital=False)
 def _write_generations(stock: Function) -> Function:
-    return writing_dumpable(stock)
+    return writing_dumpable(stock, dates_as_text=False)
 
 
 def _dumps_rewards(module: Any) -> bool:
@@ -203,17 +216,16 @@ def _dump_generations(stock: Function) -> Function:
     ) -> Any:
         batch = _dumped.get()
         if batch is not None:  # verl hands over nothing but the keys of the samples, as `uid` (report 7588)
-            columns = assemble_reward_extra_info(_rows_of(batch, reward_extra_infos_dict["uid"]))
-            lists = {_beside_own(key): column.tolist() for key, column in columns.items()}
-            reward_extra_infos_dict = {**lists, **reward_extra_infos_dict}
+            rows = _rows_of(batch, reward_extra_infos_dict[UID])
+            columns = {key: [row.get(key) for row in rows] for key in ordered_keys(rows)}
+            own = {*FIELDS, *reward_extra_infos_dict}
+            reward_extra_infos_dict = {
+                **reward_extra_infos_dict,
+                **{Apart.of(key) if key in own else key: column for key, column in columns.items()},
+            }
         return stock(self, inputs, outputs, gts, scores, reward_extra_infos_dict, *args, **kwargs)
 
     return _dump_generations
-
-
-def _beside_own(key: str) -> str:
-    """The name of a reward key in a dump that knew none before: it takes none of the dump's own but `score`."""
-    return f"reward_extra/{key}" if key in ("input", "output", "gts", "step") else key
 
 
 def _rows_of(batch: Any, keys: Sequence[str]) -> list[Fields]:
@@ -235,7 +247,7 @@ def _padding(batch: Any) -> set[str]:
 
 
 class _Recording:
-    """A reward loop manager that remembers what it returned, and refuses keys that the queue has fields for."""
+    """A reward loop manager that remembers what it returned, and hands verl of it what the queue has room for."""
 
     def __init__(self, manager: Any, taken: Sequence[str]) -> None:
         self._manager = manager
@@ -246,19 +258,37 @@ class _Recording:
         return getattr(self._manager, name)
 
     def compute_rm_score(self, data: Any) -> Any:
-        """As the manager's own."""
-        self.scored = self._manager.compute_rm_score(data)
-        clashes = [key for key in self.scored.meta_info.get("reward_extra_keys", ()) if key in self._taken]
+        """As the manager's own, but that `reward_extra_keys` names what can become a field of the samples.
+
+        Raises:
+            FieldCollisionError: a reward key names a field that the samples have.
+        """
+        from verl_ext.protocol import REWARD_KEYS
+
+        self.scored = scored = self._manager.compute_rm_score(data)
+        keys = scored.meta_info.get(REWARD_KEYS, ())
+        clashes = [key for key in keys if key in self._taken]
         if clashes:
             raise FieldCollisionError(dict.fromkeys(clashes, "a field of the samples in TransferQueue"))
-        return self.scored
+        fields = [key for key in keys if _becomes_a_field(key, scored.non_tensor_batch[key])]
+        meta_info = {**scored.meta_info, REWARD_KEYS: fields}
+        return type(scored)(batch=scored.batch, non_tensor_batch=scored.non_tensor_batch, meta_info=meta_info)
+
+
+def _becomes_a_field(key: Any, column: Any) -> bool:
+    """Whether verl can put a column into the queue: not by a name that is no text, nor rows that are tensors."""
+    import torch
+
+    return isinstance(key, str) and not any(isinstance(value, torch.Tensor) for value in column)
 
 
 def _keeps_colocated_rewards(module: Any) -> bool:
     return mentions(verls_own(module.PPOTrainer, "_compute_reward_colocate"), "extra_fields", RAW_COLUMN)
 
 
-@site.wraps("PPOTrainer._compute_reward_colocate", "self", "batch", REST, needed=unless(_keeps_colocated_rewards))
+@site.wraps(
+    "PPOTrainer._compute_reward_colocate", "self", "batch", REST, needed=unless(_keeps_colocated_rewards), vital=False
+)
 def _compute_reward_colocate(stock: Function) -> Function:
     def _compute_reward_colocate(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         import transfer_queue as tq
@@ -283,9 +313,11 @@ def _compute_reward_colocate(stock: Function) -> Function:
 
 def _rows_scored(scored: Any) -> list[Fields]:
     """The reward dicts of what a manager has scored: as they came, or of the columns where it hands on nothing else."""
+    from verl_ext.protocol import REWARD_KEYS
+
     if hasattr(scored, ROWS):
         return [row or {} for row in getattr(scored, ROWS)]
-    columns = {key: scored.non_tensor_batch[key].tolist() for key in scored.meta_info.get("reward_extra_keys", ())}
+    columns = {key: scored.non_tensor_batch[key].tolist() for key in scored.meta_info.get(REWARD_KEYS, ())}
     return [
         {key: values[row] for key, values in columns.items() if values[row] is not None} for row in range(len(scored))
     ]
@@ -346,11 +378,14 @@ def _compute_advantage(stock: Function) -> Function:
     needed=unless(_hands_components),
 )
 def _compute_advantage_for_multi_trajectories(stock: Function) -> Function:
-    def compute(data: Any, batch_keys: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        batch = _trained.get()
-        if adv_estimator == "gdpo" and batch is not None:
-            _hand_components(data, batch, component_keys(kwargs["config"]))
-        return stock(data, batch_keys, adv_estimator, *args, **kwargs)
+    bind = binder(stock)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        call, batch = bind(*args, **kwargs).arguments, _trained.get()
+        components = component_keys(call.get("config")) if call["adv_estimator"] == "gdpo" else ()
+        if components and batch is not None:
+            _hand_components(call["data"], batch, components)
+        return stock(*args, **kwargs)
 
     return compute
 

@@ -124,6 +124,6 @@ def trend(points: Sequence[Point], label: str) -> str:
 def _moments(point: Point) -> tuple[float, float, float] | None:
     """Mean, and the ends of the band; `None` where there is nothing to draw."""
     numbers = point.cell.numbers
-    if not numbers.count or not math.isfinite(numbers.mean) or not math.isfinite(numbers.deviations):
+    if not numbers.count or not math.isfinite(numbers.mean) or not math.isfinite(numbers.std):
         return None
     return numbers.mean, max(numbers.low, numbers.mean - numbers.std), min(numbers.high, numbers.mean + numbers.std)

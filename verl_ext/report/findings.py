@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from verl_ext.dump_fields import REWARD_SUM, SCORE, WHERE_DIFFERENT, beside
 from verl_ext.report.kinds import FAMILIES, INFINITE, NAN, named
-from verl_ext.report.summary import SCORE, Dump, Span, changes
+from verl_ext.report.summary import Dump, Span, changes
 from verl_ext.report.text import counted, runs, visible
 
 COMES_AND_GOES = "comes and goes"
@@ -18,6 +19,13 @@ ALL_MISSING = "all missing"
 NOT_A_NUMBER = "not a number"
 INFINITY = "infinite"
 SCORE_REPLACED = "score replaced"
+SCORES_DIFFER = "scores differ"
+
+_OTHER_SCORE = {
+    REWARD_SUM: "what the trainer summed up; `score` is what the reward function returned",
+    beside(SCORE): "what the reward function returned; `score` is what the trainer summed up",
+}
+"""By field: what it is, and what `score` is in the rows that have it."""
 
 _SAMPLE_0 = (
     "Where a key is absent from a step, none of its rows emitted it or, on stock verl, sample 0 did not: there the "
@@ -29,6 +37,7 @@ _CAUSES = {
     ENDS_EARLY: _SAMPLE_0,
     NOT_A_NUMBER: "A mean over a NaN is NaN; with --nan missing, NaN counts as a missing value.",
     INFINITY: "A mean over an infinite value is infinite, or NaN.",
+    SCORES_DIFFER: "A reward manager that adds a penalty to a score, or a reward on several tokens, makes two numbers.",
     SCORE_REPLACED: "On stock verl a reward key `score` replaces the dump's own field, also in rows that lack the key.",
 }
 _MOST_CHANGES = 3
@@ -52,10 +61,14 @@ def findings(dump: Dump) -> Iterator[Finding]:
         if not present:
             yield Finding(ALL_MISSING, key, f"null in all of {counted(dump.rows, 'row')}")
             continue
-        yield from _presence(dump, key, present)
+        if key not in WHERE_DIFFERENT:
+            yield from _presence(dump, key, present)
         yield from _types(dump, key)
         yield from _not_finite(dump, key)
         total = dump.total(key).present
+        if key in _OTHER_SCORE:
+            text = f"another number in {total:,} of {counted(dump.rows, 'row')}: {_OTHER_SCORE[key]}"
+            yield Finding(SCORES_DIFFER, key, text, [dump.spans[index] for index in present])
         if key == SCORE and total < dump.rows:
             partial = [span for span in dump.spans if span.cell(key).present < span.rows]
             text = f"null or missing in {dump.rows - total:,} of {counted(dump.rows, 'row')}"

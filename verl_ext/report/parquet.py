@@ -18,7 +18,7 @@ from verl_ext.report.kinds import BOOL, FLOATS, INTEGER, LARGE, TEXT
 from verl_ext.report.read import Faults, Progress, ReportError, Row, read_rows
 from verl_ext.report.run import Report
 from verl_ext.report.summary import NO_STEP, UNSPLIT, step_of
-from verl_ext.report.text import kept
+from verl_ext.report.text import counted, kept
 
 DUMP, STEP, FURTHER = "__dump__", "__step__", "__further__"
 """Columns of the file's own: which dump and step a row is of, and as JSON what has no column."""
@@ -72,9 +72,14 @@ def write_parquet(report: Report, path: Path, progress: Progress = lambda name, 
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".verl-ext-") as beside:
             unfinished = Path(beside) / "rows.parquet"  # a report that breaks off leaves nothing that looks like one
+            written = 0
             with pq.ParquetWriter(unfinished, schema, compression="zstd") as writer:
                 for rows in _blocks(report, columns, progress):
                     writer.write_table(pa.table(rows, schema=schema))
+                    written += len(rows[DUMP])
+            if written < report.rows:  # a file was cut or is gone; rows that a run still adds are welcome
+                lost = counted(report.rows - written, "row")
+                raise ReportError(f"{report.path} has changed while it was read: {lost} are gone")
             os.replace(unfinished, path)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
         raise ReportError(f"{report.path} has changed while it was read: {error}") from error

@@ -9,8 +9,10 @@ import gzip
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -28,6 +30,7 @@ LONGEST_LINE = 16 * 2**20
 
 MOST_DUMPS = 8
 _MOST_FAULTS = 20
+_MOST_FAULTS_IN_ERROR = 4
 _STEP = re.compile(r"(\d{1,18})\.jsonl(\.gz)?", re.IGNORECASE | re.ASCII)
 _JSONL = re.compile(r".+\.jsonl(\.gz)?", re.IGNORECASE | re.DOTALL)
 _TOLD_EVERY = 2**18
@@ -106,39 +109,65 @@ def find_dumps(path: Path, faults: Faults) -> list[DumpFiles]:
         if not path.is_dir():
             return [DumpFiles(path.name, (_file(path, path.name),))]
         found = []
-        for place, _, names in sorted(os.walk(path, onerror=lambda error: _unreadable(error, faults))):
+        for place, folders, names in sorted(os.walk(path, onerror=lambda error: _unreadable(error, faults))):
             here = Path(place)
             name = str(here.relative_to(path)) if here != path else path.resolve().name
-            if files := _in_order(here, path, names, faults):
+            links = [folder for folder in folders if (here / folder).is_symlink()]  # which are not walked through
+            if files := _in_order(here, path, [*names, *links], faults):
                 found.append(DumpFiles(name, tuple(files)))
+            elif _JSONL.fullmatch(here.name) and here != path:
+                faults.add(name, None, "cannot be read: it is a directory, not a file")
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror}") from error
     if not found:
-        raise ReportError(f"{path} holds no dump: no file <step>.jsonl or <step>.jsonl.gz is in it")
+        left_out = "".join(f"; {fault}" for fault in faults.first[:_MOST_FAULTS_IN_ERROR])
+        raise ReportError(f"{path} holds no dump: no file <step>.jsonl or <step>.jsonl.gz is in it{left_out}")
     if len(found) > MOST_DUMPS:
         raise ReportError(f"{path} holds {len(found)} directories with dumps; at most {MOST_DUMPS} make one report")
     return found
 
 
 def _in_order(here: Path, root: Path, names: list[str], faults: Faults) -> list[DumpFile]:
-    files = []
-    for name in names:
+    files: dict[str, DumpFile] = {}
+    for name in filter(_JSONL.fullmatch, names):
         shown_name = str((here / name).relative_to(root))
-        if not _JSONL.fullmatch(name):
-            continue
-        if name.lower().endswith(".gz") and name[: -len(".gz")] in names:
-            faults.add(shown_name, None, f"left out: {visible(name[: -len('.gz')])} is beside it")
-            continue
         try:
-            files.append(_file(here / name, shown_name))
+            files[name] = _file(here / name, shown_name)
         except OSError as error:
             faults.add(shown_name, None, f"cannot be read: {error.strerror}")
-    return sorted(files, key=lambda file: (file.step is None, file.step or 0, file.name))
+    for name in [name for name in files if name.lower().endswith(".gz") and name[: -len(".gz")] in files]:
+        faults.add(files.pop(name).name, None, f"left out: {visible(name[: -len('.gz')])} is beside it")
+    return sorted(files.values(), key=lambda file: (file.step is None, file.step or 0, file.name))
 
 
 def _file(path: Path, name: str) -> DumpFile:
     step = _STEP.fullmatch(path.name)
-    return DumpFile(path, name, int(step[1]) if step else None, path.stat().st_size)
+    found = path.stat()
+    _refuse_what_is_no_file(found)
+    return DumpFile(path, name, int(step[1]) if step else None, found.st_size)
+
+
+_NO_FILES = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def _refuse_what_is_no_file(found: os.stat_result) -> None:
+    """A pipe would be waited for, and a device may have no end."""
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(0, f"it is {_NO_FILES.get(stat.S_IFMT(found.st_mode), 'something else')}, not a file")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """Without waiting, whatever has taken the place of a file since it was found; what is no file is refused."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as raw:
+        _refuse_what_is_no_file(os.fstat(raw.fileno()))
+        yield raw
 
 
 def _unreadable(error: OSError, faults: Faults) -> None:
@@ -149,7 +178,7 @@ def read_rows(file: DumpFile, faults: Faults, progress: Progress = lambda name, 
     """The rows of one file; what is none goes to `faults`. Holds one line at a time."""
     line, told = 0, 0
     try:
-        with file.path.open("rb") as raw:
+        with _opened(file.path) as raw:
             for line, text in enumerate(_lines(raw, file), start=1):
                 if raw.tell() - told >= _TOLD_EVERY:
                     progress(file.name, raw.tell() - told)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from verl_ext.dump_fields import FIELDS, SCORE
 from verl_ext.report.kinds import FAMILIES, NAN, NUMBERS, TEXTS, kind_of, named
 from verl_ext.report.read import Row
 from verl_ext.report.text import LONGEST_KEPT, kept
@@ -32,10 +33,9 @@ _MOST_FURTHER = 2**16
 _ROWS_AT_A_TIME = 1_024
 _VALUES_AT_A_TIME = 2**16
 
-UNSPLIT = ("input", "output", "gts", "step")
+UNSPLIT = tuple(name for name in FIELDS if name != SCORE)
 """Fields that verl writes itself, of which only the type is of interest. Its `score` is described as the keys are."""
 
-SCORE = "score"
 OTHER = "(other)"
 NO_STEP = -1
 """The step of rows that do not say theirs."""

@@ -1,5 +1,8 @@
 """The readable source of the demo's data set `rows.parquet`: short maths questions in verl's row format, each with one
-recorded model answer to replay. It is a fixture for reward functions, neither training data nor a benchmark."""
+recorded model answer to replay. It is a fixture for reward functions, neither training data nor a benchmark.
+
+`python tests/demo/build_rows.py` writes the file that ships with the demo.
+"""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -7,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-PARQUET = Path(__file__).with_name("rows.parquet")
+PARQUET = Path(__file__).parents[2] / "verl_ext" / "demo" / "rows.parquet"
 
 SCHEMA = pa.schema(
     {
@@ -489,7 +492,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write `rows.parquet` beside this file."""
+    """Write `rows.parquet`."""
     pq.write_table(pa.Table.from_pylist(rows(), schema=SCHEMA), PARQUET)
 
 

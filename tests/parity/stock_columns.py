@@ -1,0 +1,27 @@
+"""The column that stock verl makes of the values of one key, and when ours is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from strategies import alike
+
+
+def stock_column_of(values: Sequence[Any]) -> np.ndarray | None:
+    """As `AgentLoopWorker._postprocess` and `RewardLoopManager.compute_rm_score` have it; `None` where that raises."""
+    try:
+        return np.array(values)
+    except Exception:
+        return None
+
+
+def is_stocks(column: np.ndarray, stock: np.ndarray | None) -> bool:
+    """Whether a column is stock's: in its dtype, its shape and its values, and in their types."""
+    if stock is None or (column.dtype, column.shape) != (stock.dtype, stock.shape):
+        return False
+    return all(
+        one is other or (type(one) is type(other) and alike(one, other))
+        for one, other in zip(column.flat, stock.flat, strict=True)
+    )
