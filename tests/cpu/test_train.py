@@ -1,18 +1,21 @@
 """What is shown of runs, without runs: the picture, the table, the verdict on GDPO, and what is refused."""
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from verl_ext.cli import app
 from verl_ext.cpu import curves, dry_run, task
-from verl_ext.cpu.outcome import outcome_of
+from verl_ext.cpu.outcome import Outcome, outcome_of
 from verl_ext.cpu.run import Run, RunError
-from verl_ext.cpu.train import prepare
+from verl_ext.cpu.train import STEPS, WIDTH, prepare, sound, table
 
 
 def test_the_picture_is_xml_and_names_both_axes():
@@ -43,8 +46,8 @@ def test_the_task_has_the_data_sources_in_turn_and_scores_from_0_to_1():
 def keys():
     found = dry_run.Keys()
     for _ in range(2):
-        dry_run._count(found, "gsm8k", {"score": "number", "acc": "number", "format": "none", "pred": "other"})
-    dry_run._count(found, "math", {"score": "number", "acc": "number", "format": "number"})
+        found.count("gsm8k", {"score": "number", "acc": "number", "format": "none", "pred": "other"})
+    found.count("math", {"score": "number", "acc": "number", "format": "number"})
     return found
 
 
@@ -67,7 +70,7 @@ def test_a_key_that_nobody_has_is_said(keys):
 
 def test_a_key_that_is_not_a_number_everywhere_is_no_component(keys):
     assert keys.numbers == {"score", "acc", "format"}
-    dry_run._count(keys, "math", {"acc": "other"})
+    keys.count("math", {"acc": "other"})
     assert keys.numbers == {"score", "format"}
 
 
@@ -79,6 +82,47 @@ def test_a_run_that_never_started_a_step_has_lost_what_was_emitted(tmp_path):
     assert outcome.lost == {"acc": 1}
     assert outcome.error == "KeyError: 'pred'"
     assert outcome.moved is None
+
+
+@pytest.fixture
+def outcome(tmp_path):
+    run = Run("legacy", "GRPO", "verl-ext", tmp_path, tmp_path, tmp_path, "f.py:f", steps=STEPS)
+    rewards = tuple(step / STEPS for step in range(STEPS))
+    return Outcome(run, rewards, moved=0.1, finite=True, lost={}, emitted=6, error="")
+
+
+def test_a_run_that_learned_and_lost_nothing_is_sound(outcome):
+    assert sound(outcome)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rewards": (0.1,) * STEPS},
+        {"rewards": (0.1,) * (STEPS - 1)},
+        {"moved": 0.0},
+        {"moved": None},
+        {"finite": False},
+        {"lost": {"acc": 2}},
+        {"error": "KeyError: 'score'"},
+    ],
+)
+def test_a_run_that_did_not_is_not(outcome, changes):
+    assert not sound(replace(outcome, **changes))
+
+
+def test_a_short_run_need_not_have_learned(outcome):
+    assert sound(replace(outcome, run=replace(outcome.run, steps=2), rewards=(0.1, 0.1)))
+
+
+def test_the_table_says_what_came_of_each_run(outcome):
+    console = Console(record=True, width=WIDTH, file=StringIO())
+    stopped = replace(outcome, rewards=(), moved=None, error="KeyError: 'score'")
+    console.print(table([outcome, replace(outcome, moved=0.0, lost={"pred": 2}), stopped]))
+    learned, unmoved, failed = (line for line in console.export_text().splitlines() if "GRPO" in line)
+    assert all(cell in learned for cell in ("30 of 30", "0.03 -> 0.93", "moved by up to 0.1", "0 of 6"))
+    assert all(cell in unmoved for cell in ("unchanged", "2 of 6 (pred 2)"))
+    assert all(cell in failed for cell in ("0 of 30", "never trained", "KeyError: 'score'"))
 
 
 def test_a_directory_that_is_not_ours_is_left_alone(tmp_path):

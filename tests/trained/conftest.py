@@ -1,14 +1,12 @@
 """Runs of verl's own command line, each made once for the session: a run takes a minute on an idle machine."""
 
-from dataclasses import replace
-
 import pytest
 
 from verl_ext.cpu import task
 from verl_ext.cpu.model import build_model
 from verl_ext.cpu.outcome import outcome_of
 from verl_ext.cpu.run import Run
-from verl_ext.cpu.train import check_verl
+from verl_ext.cpu.train import STEPS, check_verl
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +18,8 @@ def train(tmp_path_factory):
     rows = task.write_rows(root / "rows.parquet", task.rows(task.BATCH * 8))
     made = {}
 
-    def run(trainer, algorithm, side, *, steps=30, reward=task.__file__, ranks=1, overrides=(), number=0, into=None):
-        key = trainer, algorithm, side, steps, reward, ranks, tuple(overrides), number, into
+    def run(trainer, algorithm, side, *, steps=STEPS, reward=task.__file__, ranks=1, overrides=()):
+        key = trainer, algorithm, side, steps, reward, ranks, overrides
         if key not in made:
             planned = Run(
                 trainer=trainer,
@@ -33,15 +31,18 @@ def train(tmp_path_factory):
                 reward=f"{reward}:compute_score",
                 steps=steps,
                 ranks=ranks,
-                overrides=tuple(overrides),
+                overrides=overrides,
             )
-            if into is not None:  # a run that goes on from the checkpoints of another
-                checkpoints = f"trainer.default_local_dir='{into.run.directory / 'checkpoints'}'"
-                planned = replace(planned, overrides=(*planned.overrides, checkpoints))
             made[key] = outcome_of(planned, _to_its_end(planned))
         return made[key]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def mixed_grpo(train):
+    """`mixed_grpo(trainer)`: the run that most tests are about; it leaves a checkpoint in the middle."""
+    return lambda trainer: train(trainer, "GRPO", "verl-ext", overrides=(f"trainer.save_freq={STEPS // 2}",))
 
 
 def _to_its_end(run):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,18 @@ class Keys:
 
     numbers: set[str] = field(default_factory=set)
     """Keys whose values were all numbers."""
+
+    def count(self, source: str, kinds: Mapping[str, str]) -> None:
+        """Count a call: by key, what kind of value it returned, as `recorded.kind_of` says."""
+        self.calls[source] += 1
+        for key, kind in kinds.items():
+            first = key not in self.having
+            having = self.having.setdefault(key, Counter())
+            having[source] += kind != "none"
+            if kind == "other":
+                self.numbers.discard(key)
+            elif first:
+                self.numbers.add(key)
 
     def lacking(self, key: str) -> dict[str, tuple[int, int]]:
         """By data source, how many calls brought no value for the key, and of how many; those where none lacked it."""
@@ -92,9 +104,10 @@ def dry_run(
     for line in verdict:
         console.print(Text(line))
     prepare(directory)
-    run = _run(directory, rows_file, rows, chosen, reward, steps, inspect.iscoroutinefunction(function))
+    run = _planned(directory, rows_file, rows, chosen, reward, steps)
+    run = replace(run, coroutine=inspect.iscoroutinefunction(function))
     if wanted and set(wanted) <= keys.having.keys():
-        run = _over(run, wanted, fills)
+        run = replace(run, algorithm="GDPO", components=wanted, fills=fills)
     outcome = carry_out(console, [run], 1)[0]
     _raise_where_it_raised(run)
     trained = _keys_of(run)
@@ -183,30 +196,17 @@ def _score(function: Any, number: int, row: Mapping[str, Any], answer: str, keys
             f"the reward function returns no score for row {number} (data source {shown(source)}): it must return a "
             f"number, or a dict with a number as 'score', and returned {shown(result)}"
         )
-    _count(keys, source, {str(key): recorded.kind_of(value) for key, value in returned.items()})
+    keys.count(source, {str(key): recorded.kind_of(value) for key, value in returned.items()})
 
 
 async def _awaited(result: Any) -> Any:
     return await result
 
 
-def _count(keys: Keys, source: str, kinds: Mapping[str, str]) -> None:
-    keys.calls[source] += 1
-    for key, kind in kinds.items():
-        first = key not in keys.having
-        having = keys.having.setdefault(key, Counter())
-        if kind != "none":
-            having[source] += 1
-        if first and kind in ("none", "number"):
-            keys.numbers.add(key)
-        elif kind not in ("none", "number"):
-            keys.numbers.discard(key)
-
-
 def _keys_of(run: Run) -> Keys:
     keys = Keys()
     for line in run.emitted_lines():
-        _count(keys, line["data_source"], line.get("keys", {}))
+        keys.count(line["data_source"], line.get("keys", {}))
     return keys
 
 
@@ -219,15 +219,10 @@ def _raise_where_it_raised(run: Run) -> None:
             )
 
 
-def _run(
-    directory: Path,
-    rows_file: Path,
-    rows: Sequence[Mapping[str, Any]],
-    chosen: Sequence[int],
-    reward: str,
-    steps: int,
-    coroutine: bool,
+def _planned(
+    directory: Path, rows_file: Path, rows: Sequence[Mapping[str, Any]], chosen: Sequence[int], reward: str, steps: int
 ) -> Run:
+    """The run over the chosen rows."""
     import pyarrow.parquet
 
     from verl_ext.cpu.model import build_model
@@ -247,28 +242,7 @@ def _run(
         batch=len(chosen),
         prompt_length=longest + 32,
         response_length=RESPONSE,
-        coroutine=coroutine,
     )
-
-
-def _over(run: Run, components: Sequence[str], fills: Mapping[str, float]) -> Run:
-    """The run with GDPO over these components."""
-    from dataclasses import replace
-
-    filled = ", ".join(f"{key}: {value}" for key, value in fills.items())  # Hydra's keys have no quotes
-    return replace(
-        run,
-        algorithm="own GDPO",
-        overrides=(
-            "algorithm.adv_estimator=gdpo",
-            f"+algorithm.gdpo_reward_keys=[{', '.join(map(_hydra, components))}]",
-            *([f"+verl_ext.fill={{{filled}}}"] if fills else []),
-        ),
-    )
-
-
-def _hydra(key: str) -> str:
-    return "'" + key.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _failed(outcome: Outcome) -> bool:

@@ -22,6 +22,9 @@ REWARD = "critic/score/mean"
 ENDS = 3
 """Steps over which the reward at the start and at the end is averaged."""
 
+MARGIN = 0.3
+"""By which the reward rises in a run that has learned; the built-in task begins at 0.1, and 1 is the most."""
+
 OWN = frozenset({"input", "output", "gts", "score", "step"})
 """Fields that a line of verl's dump has anyway; a reward key of such a name is not told apart from them."""
 
@@ -63,6 +66,11 @@ class Outcome:
     def end(self) -> float:
         """The mean reward of the last steps; NaN if there was none."""
         return _mean(self.rewards[-ENDS:])
+
+    @property
+    def learned(self) -> bool:
+        """Whether the reward has risen by MARGIN."""
+        return self.end > self.start + MARGIN
 
 
 def outcome_of(run: Run, exit_code: int | None) -> Outcome:

@@ -1,7 +1,8 @@
 """Three places where verl takes a GPU for granted, each made to ask for what a CPU has. Of verl: `utils.distributed`
 (process groups), `workers.engine.fsdp.transformer_impl` (offloaded parameters), `utils.model` (the critic's loader).
 
-Each is applied when verl imports the module, before others take the name from there.
+Each is applied when verl imports its module, before others take the name from there. verl imports this file in every
+process, half imported itself; so it imports nothing of verl.
 """
 
 from __future__ import annotations
@@ -10,16 +11,6 @@ from functools import wraps
 from typing import Any
 
 from wrapt import register_post_import_hook
-
-
-def register() -> None:
-    """Have each patch applied when verl imports its module."""
-    for patch, module in (
-        (_one_process_group, "verl.utils.distributed"),
-        (_no_pinned_memory, "verl.workers.engine.fsdp.transformer_impl"),
-        (_no_flash_attention, "verl.utils.model"),
-    ):
-        register_post_import_hook(patch, module)
 
 
 def _one_process_group(module: Any) -> None:
@@ -56,3 +47,11 @@ def _no_flash_attention(module: Any) -> None:
         )
 
     module.load_valuehead_model = load
+
+
+for patch, module in (
+    (_one_process_group, "verl.utils.distributed"),
+    (_no_pinned_memory, "verl.workers.engine.fsdp.transformer_impl"),
+    (_no_flash_attention, "verl.utils.model"),
+):
+    register_post_import_hook(patch, module)

@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from verl_ext.errors import VerlExtError
 PROCESS = {
     "VERL_PLATFORM": "cpu",
     "VERL_ENGINE_DEVICE": "cuda",  # verl registers its FSDP engine for cuda and npu
-    "VERL_USE_EXTERNAL_MODULES": "verl_ext.cpu.load",
+    "VERL_USE_EXTERNAL_MODULES": "verl_ext.cpu.platform,verl_ext.cpu.patches",
     "VERL_USE_EXTERNAL_PLUGINS": "auto",
     "HYDRA_FULL_ERROR": "1",
     "RAY_DEDUP_LOGS": "0",
@@ -48,6 +48,11 @@ MACHINE = (
     "actor_rollout_ref.model.use_remove_padding=false",
     "actor_rollout_ref.model.enable_gradient_checkpointing=false",
     "actor_rollout_ref.actor.strategy=fsdp2",  # FSDP1 does not run without a GPU
+    "critic.strategy=fsdp2",
+    f"+critic.fsdp.mixed_precision={_FP32}",
+    "critic.fsdp.use_torch_compile=false",
+    "critic.model.enable_gradient_checkpointing=false",
+    "critic.model.use_remove_padding=false",
     f"+actor_rollout_ref.actor.fsdp_config.mixed_precision={_FP32}",
     f"+actor_rollout_ref.ref.fsdp_config.mixed_precision={_FP32}",
     "actor_rollout_ref.ref.fsdp_config.model_dtype=fp32",
@@ -89,15 +94,6 @@ TRAINING = (
 TRAINERS = {"legacy": "false", "v1": "true"}
 """What `trainer.use_v1` is."""
 
-ALGORITHMS = {
-    "GRPO": ("algorithm.adv_estimator=grpo",),
-    "GDPO": (
-        "algorithm.adv_estimator=gdpo",
-        f"+algorithm.gdpo_reward_keys=[{','.join(task.COMPONENTS)}]",
-        "+verl_ext.fill.format=0.0",  # nothing to stock verl, which does not read it
-    ),
-}
-
 STALLED = 600.0
 """Seconds without a sign of life after which a run is given up."""
 
@@ -131,6 +127,12 @@ class Run:
     """`path:name` of the reward function."""
 
     steps: int
+    components: Sequence[str] = task.COMPONENTS
+    """What GDPO trains on."""
+
+    fills: Mapping[str, float] = field(default_factory=lambda: task.FILLS)
+    """What GDPO trains with where a component is missing; stock verl does not read it."""
+
     batch: int = task.BATCH
     prompt_length: int = 128
     response_length: int = task.LENGTH
@@ -178,35 +180,45 @@ class Run:
         settings = [
             *MACHINE,
             *TRAINING,
-            *ALGORITHMS.get(self.algorithm, ()),
+            *(self._gdpo() if self.algorithm == "GDPO" else ()),
+            f"algorithm.adv_estimator={self.algorithm.lower()}",
             f"trainer.use_v1={TRAINERS[self.trainer]}",
             f"trainer.n_gpus_per_node={self.ranks}",
             f"+ray_kwargs.ray_init.num_gpus={self.ranks}",
             f"ray_kwargs.ray_init.num_cpus={8 + 12 * self.ranks}",  # logical: verl reserves ten for each rank
             f"trainer.total_training_steps={self.steps}",
-            f"actor_rollout_ref.model.path={_quoted(self.model)}",
-            f"data.train_files={_quoted(self.rows)}",
-            f"data.val_files={_quoted(self.rows)}",
+            f"actor_rollout_ref.model.path={quoted(self.model)}",
+            f"critic.model.path={quoted(self.model)}",
+            f"data.train_files={quoted(self.rows)}",
+            f"data.val_files={quoted(self.rows)}",
             f"data.train_batch_size={self.batch}",
             f"data.max_prompt_length={self.prompt_length}",
             f"data.max_response_length={self.response_length}",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={self.batch}",
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={samples}",
+            f"critic.ppo_micro_batch_size_per_gpu={samples}",
             f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={samples}",
             f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={samples}",
-            f"+actor_rollout_ref.rollout.custom.weights_dir={_quoted(self.weights)}",
-            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={_quoted(self.directory / 'loops.yaml')}",
-            f"trainer.v1.sampler.custom_sampler.path={_quoted(here / 'order.py')}",
+            f"+actor_rollout_ref.rollout.custom.weights_dir={quoted(self.weights)}",
+            f"actor_rollout_ref.rollout.agent.agent_loop_config_path={quoted(self.directory / 'loops.yaml')}",
+            f"trainer.v1.sampler.custom_sampler.path={quoted(here / 'order.py')}",
             "trainer.v1.sampler.custom_sampler.name=OrderedReplayBuffer",
-            f"reward.custom_reward_function.path={_quoted(Path(recorded.__file__))}",
+            f"reward.custom_reward_function.path={quoted(Path(recorded.__file__))}",
             f"reward.custom_reward_function.name=compute_score{'_async' if self.coroutine else ''}",
-            f"+reward.custom_reward_function.reward_kwargs.function={_quoted(self.reward)}",
-            f"+reward.custom_reward_function.reward_kwargs.log={_quoted(self.emitted)}",
-            f"trainer.rollout_data_dir={_quoted(self.rollouts)}",
-            f"trainer.validation_data_dir={_quoted(self.validations)}",
-            f"trainer.default_local_dir={_quoted(self.directory / 'checkpoints')}",
+            f"+reward.custom_reward_function.reward_kwargs.function={quoted(self.reward)}",
+            f"+reward.custom_reward_function.reward_kwargs.log={quoted(self.emitted)}",
+            f"trainer.rollout_data_dir={quoted(self.rollouts)}",
+            f"trainer.validation_data_dir={quoted(self.validations)}",
+            f"trainer.default_local_dir={quoted(self.directory / 'checkpoints')}",
         ]
         return [*settings, *self.overrides]
+
+    def _gdpo(self) -> list[str]:
+        filled = ", ".join(f"{key}: {value}" for key, value in self.fills.items())  # Hydra's keys have no quotes
+        return [
+            f"+algorithm.gdpo_reward_keys=[{', '.join(map(quoted, self.components))}]",
+            f"+verl_ext.fill={{{filled}}}",
+        ]
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -222,7 +234,7 @@ class Run:
             "VERL_FILE_LOGGER_PATH": str(self.metrics),
         }
         settings = [*self.settings(), f"+ray_kwargs.ray_init._temp_dir={ray_directory}"]
-        command = [sys.executable, "-m", "verl.trainer.main_ppo", f"hydra.run.dir={_quoted(self.directory)}", *settings]
+        command = [sys.executable, "-m", "verl.trainer.main_ppo", f"hydra.run.dir={quoted(self.directory)}", *settings]
         try:
             with (
                 self.log.open("wb") as log,
@@ -302,8 +314,8 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _quoted(value: Path | str) -> str:
-    """As Hydra's grammar wants a text that holds whatever a path holds."""
+def quoted(value: Path | str) -> str:
+    """The text as Hydra's grammar wants it, whatever it holds."""
     return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

@@ -21,6 +21,9 @@ KINDS = {"letters": string.ascii_lowercase, "digits": string.digits, "marks": st
 COMPONENTS = ("acc", "format")
 """The keys that GDPO trains on. Digits have no format."""
 
+FILLS = {"format": 0.0}
+"""What it trains with instead."""
+
 PROMPT = 24
 """Characters of a prompt: examples of what is wanted."""
 

@@ -47,7 +47,7 @@ def train(console: Console, directory: Path, *, everything: bool = False, steps:
         at_once: runs side by side.
 
     Returns:
-        How many runs with verl-ext ended early, lost a value, left the weights as they were or broke them.
+        How many runs with verl-ext ended early, lost a value, broke the weights, or learned nothing.
 
     Raises:
         RunError: this verl cannot be run on a CPU, or the directory holds something else.
@@ -192,9 +192,10 @@ def panels(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Sequence[float]]]
 
 
 def sound(outcome: Outcome) -> bool:
-    """Whether the run went to its end, every value arrived, and the weights moved and are numbers."""
+    """Whether the run went to its end, every value arrived, and the model learned where it had the steps for it."""
     done = outcome.steps == outcome.run.steps and not outcome.error
-    return done and not outcome.lost and bool(outcome.moved) and outcome.finite
+    trained = bool(outcome.moved) and outcome.finite and (outcome.learned or outcome.steps < STEPS)
+    return done and not outcome.lost and trained
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
