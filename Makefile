@@ -37,7 +37,7 @@ matrix: ## what touches verl, tested on every supported version of it (VERSIONS=
 	@for version in $(VERSIONS); do echo "verl $$version"; $(MAKE) --no-print-directory test VERL=$$version \
 		ARGS="-q --no-header tests/plugin tests/integration tests/e2e_v1 tests/test_protocol.py tests/test_doctor.py" || exit 1; done
 
-trained: $(READY) ## real training on a CPU, tested: some twenty runs of verl's command line, half an hour (ARGS=... goes to pytest)
+trained: $(READY) ## real training on a CPU, tested: fourteen runs of verl's command line, a quarter of an hour (ARGS=... goes to pytest)
 	$(BIN)/python -m pytest tests/trained -o python_files='trained_*.py' -p no:cacheprovider $(ARGS)
 
 # From tests/: the wheel of verl installs a package of the name `tests`.
