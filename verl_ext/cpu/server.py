@@ -37,9 +37,7 @@ class Server:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(1)  # as Ray sets it, too; more would cost the other processes theirs
-        self._model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager"
-        ).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
         ends = self._model.config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [ends])
         self._response_length = response_length
