@@ -12,7 +12,7 @@ STEPS = 4
 
 UNIFORM = str(Path(__file__).with_name("uniform.py"))
 
-MEASURED = ("timing", "perf/", "actor/perf", "critic/perf", "mfu")
+MEASURED = ("timing", "perf/")
 """What depends on the clock or the memory."""
 
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
