@@ -32,6 +32,7 @@ PROCESS = {
     "HYDRA_FULL_ERROR": "1",
     "RAY_DEDUP_LOGS": "0",
     "TOKENIZERS_PARALLELISM": "false",
+    "TQ_NUM_THREADS": "1",  # TransferQueue's 8 are a warning for each call on a machine of fewer cores
 }
 """Variables of the driver, which the local Ray's workers inherit."""
 
