@@ -65,8 +65,10 @@ def _panel(title: str, panel: Panel, steps: int, top: float) -> list[str]:
     parts.append(f'<text x="{(LEFT + right) / 2:.0f}" y="{bottom + 36}" text-anchor="middle">training step</text>')
     middle = (TOP + bottom) / 2
     parts.append(f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">mean reward</text>')
-    for side, rewards in panel.items():
-        colour = COLOURS[side]
+    for side, colour in reversed(COLOURS.items()):  # dashes above the line that they may coincide with
+        if side not in panel:
+            continue
+        rewards = panel[side]
         points = [(across(step), up(reward)) for step, reward in enumerate(rewards, 1)]
         if len(points) > 1:
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
