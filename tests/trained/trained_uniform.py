@@ -1,5 +1,6 @@
 """Plain stays plain, on weights: a run of one schema is the same with the plugin and without, bit for bit."""
 
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +18,9 @@ MEASURED = ("timing", "perf/")
 
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
+ADDED = {"legacy": set(), "v1": {"acc", "format", "passed", "tokens", "pred"}}
+"""Fields of a line of the dump that only verl-ext writes: stock verl's v1 trainer leaves the reward keys out."""
+
 
 def _metrics(outcome):
     return [
@@ -25,21 +29,24 @@ def _metrics(outcome):
     ]
 
 
-def _dump(outcome, step):
-    """The file of a step, but for what the v1 trainer calls a prompt: a name by chance."""
-    return UUID.sub("", (outcome.run.rollouts / f"{step}.jsonl").read_text())
+def _dumped(outcome, step):
+    """The lines of a step. What the v1 trainer calls a prompt, and sorts by, is by chance: the names are left out."""
+    text = UUID.sub("", (outcome.run.rollouts / f"{step}.jsonl").read_text())
+    return sorted(map(json.loads, text.splitlines()), key=lambda line: (line["input"], line["output"], line.get("uid")))
 
 
-def _assert_same(one, other):
-    assert not one.error and not other.error
-    assert one.steps == other.steps == STEPS
-    assert _metrics(one) == _metrics(other)
+def _assert_same(stock, ours):
+    assert not stock.error and not ours.error
+    assert stock.steps == ours.steps == STEPS
+    assert _metrics(stock) == _metrics(ours)
     for step in range(1, STEPS + 1):
-        assert _dump(one, step) == _dump(other, step)
-    versions = [synced(outcome.run.weights) for outcome in (one, other)]
+        for plain, line in zip(_dumped(stock, step), _dumped(ours, step), strict=True):
+            assert list(line.items())[: len(plain)] == list(plain.items())
+            assert line.keys() - plain.keys() == ADDED[ours.run.trainer]
+    versions = [synced(outcome.run.weights) for outcome in (stock, ours)]
     assert [path.name for path in versions[0]] == [path.name for path in versions[1]]
     for paths in zip(*versions, strict=True):
-        mine, theirs = map(weights, paths)
+        theirs, mine = map(weights, paths)
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
