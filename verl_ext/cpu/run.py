@@ -177,7 +177,7 @@ class Run:
         from verl_ext.cpu import recorded
 
         here = Path(__file__).parent
-        samples = self.batch * ROLLOUTS
+        samples = self.batch * ROLLOUTS // self.ranks  # of a rank
         settings = [
             *MACHINE,
             *TRAINING,
