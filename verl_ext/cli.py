@@ -125,6 +125,50 @@ def report(
     raise typer.Exit(1 if faults else 0)
 
 
+@app.command()
+def train(
+    everything: Annotated[bool, typer.Option("--all", help="GRPO and GDPO on both trainers.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run: 30; 2 with --reward.")] = None,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where metrics, dumps, weights and logs go.")] = Path(
+        "verl-ext-train"
+    ),
+    at_once: Annotated[int, typer.Option(min=1, help="Runs side by side.")] = 2,
+    reward: Annotated[
+        str | None, typer.Option(metavar="FILE:FUNCTION", help="A dry run of your own reward function.")
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The rows for it: a parquet file in verl's row format.")
+    ] = None,
+    components: Annotated[
+        str | None, typer.Option(metavar="KEY,KEY", help="GDPO's components; without it, every key that is a number.")
+    ] = None,
+) -> None:
+    """Train a tiny model by verl's own command line, on a CPU: stock verl beside verl-ext, on a task of mixed schemas.
+
+    With --reward and --rows: a dry run of your own recipe, which says which keys come, which components some samples
+    lack, and whether GDPO would train. Exit code 1 if a run with verl-ext failed, lost a value or learned nothing.
+    """
+    from verl_ext.cpu.dry_run import dry_run
+    from verl_ext.cpu.run import RunError
+    from verl_ext.cpu.train import STEPS
+    from verl_ext.cpu.train import train as train_task
+
+    try:
+        if (reward is None) != (rows is None):
+            raise RunError("--reward and --rows go together")
+        if reward is not None and rows is not None:
+            named = components.split(",") if components else None
+            faults = dry_run(Console(), to, reward, rows, components=named, steps=steps or 2)
+        else:
+            faults = train_task(Console(), to, everything=everything, steps=steps or STEPS, at_once=at_once)
+    except VerlExtError as error:
+        raise _failed(error) from None
+    except KeyboardInterrupt:
+        typer.echo("verl-ext: broken off", err=True)
+        raise typer.Exit(130) from None
+    raise typer.Exit(1 if faults else 0)
+
+
 def _failed(error: VerlExtError, code: int = 2) -> typer.Exit:
     typer.echo(f"verl-ext: {error}", err=True)  # not by rich, which would break lines within paths and names
     return typer.Exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,17 @@ class RowsFileError(VerlExtError, ValueError):
     """A file of rows cannot be read as verl's row format."""
 
 
-def read_rows(path: Path | None = None) -> list[dict[str, Any]]:
+def read_rows(path: Path | None = None, *, recorded: bool = True) -> list[dict[str, Any]]:
     """The rows of a parquet file, or of the data set that ships with the project.
+
+    Args:
+        path: the file.
+        recorded: whether each row must bring the recorded answer, `response`.
 
     Raises:
         RowsFileError: the file is no parquet, holds no row, lacks a column, or a row lacks a value; names which.
     """
+    needed = _NEEDED if recorded else _NEEDED[:-1]
     if path is None:
         with as_file(files(__package__) / "rows.parquet") as shipped:
             return read_rows(shipped)
@@ -39,17 +45,17 @@ def read_rows(path: Path | None = None) -> list[dict[str, Any]]:
         raise RowsFileError(f"{path} cannot be read as parquet: {cause}") from error
     if not rows:
         raise RowsFileError(f"{path} holds no row")
-    for column in _NEEDED:
+    for column in needed:
         if column not in rows[0]:
             raise RowsFileError(f"{path} lacks the column {column!r}. The rows must be in {ROW_FORMAT}")
     for number, row in enumerate(rows):
-        _check(path, number, row)
+        _check(path, number, row, needed)
     return rows
 
 
-def _check(path: Path, number: int, row: dict[str, Any]) -> None:
+def _check(path: Path, number: int, row: dict[str, Any], needed: Collection[str]) -> None:
     for column in ("data_source", "response"):
-        if not isinstance(row[column], str):
+        if column in needed and not isinstance(row[column], str):
             raise RowsFileError(
                 f"{path}, row {number}: {column} is {shown(row[column])}, not text. The rows must be in {ROW_FORMAT}"
             )

@@ -1,6 +1,7 @@
 """Teaches GDPO, the one advantage estimator that makes tensors of reward columns, what to do where a value is missing.
 
-`np.asarray(column, dtype=float32)` turns `None` into NaN without a word; from there it reaches every advantage.
+`np.asarray(column, dtype=float32)` turns `None` into NaN without a word; from there it reaches every advantage. verl's
+engine then skips the update, since the gradient's norm is not finite: the run goes on and learns nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from verl_ext.settings import SKIP, Settings, Use, training_values
 site = PatchSite(
     name="advantage",
     module="verl.trainer.ppo.core_algos",
-    purpose="a GDPO component that some samples lack becomes NaN in every advantage",
+    purpose="with a GDPO component that some samples lack every advantage is NaN, and the run learns nothing",
     guard=refusing_missing_components,
 )
 
