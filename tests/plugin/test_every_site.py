@@ -82,9 +82,12 @@ LEFT_OUT = {
     (name, patch.target)
     for name in HELD
     for patch in import_module(f"verl_ext.plugin.{name}").site._patches
-    if not patch.vital
+    if not patch.vital or patch.target == "PPOTrainer._log_rollout_data"
 }
 """Functions that some clones of verl lack, and without which no value is lost: their site is applied without them."""
+
+KNOWN = {(plain_instead_of_coroutine_or_the_other_way_round, "AgentLoopManager.generate_sequences")}
+"""Changes that are known: verl's `auto_await` may be around it, or not."""
 
 CHANGES = [
     (name, target, change)
@@ -92,6 +95,7 @@ CHANGES = [
     for change in (vanished, renamed_parameter, plain_instead_of_coroutine_or_the_other_way_round)
     if (change, target) != (renamed_parameter, "get_ppo_ray_runtime_env")  # all of its parameters are handed on
     if change is not vanished or (name, target) not in LEFT_OUT
+    if (change, target) not in KNOWN
 ]
 
 

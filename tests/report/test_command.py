@@ -17,7 +17,9 @@ from report.test_page import ATTACKS, hostile_run
 from verl_ext.report import summarize
 from verl_ext.report.text import visible
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("FORCE_COLOR", "TTY_"))}
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if not name.startswith(("FORCE_COLOR", "TTY_", "COLUMNS"))
+}
 
 
 def run(*arguments, start=("-m", "verl_ext"), **environment):

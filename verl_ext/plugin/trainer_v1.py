@@ -183,8 +183,8 @@ def _write_generations(stock: Function) -> Function:
 def _dumps_rewards(module: Any) -> bool:
     """Whether the dump of a rollout has the reward keys, or there is no such dump yet."""
     functions = map(inspect.unwrap, vars(module.PPOTrainer).values())
-    if not any(mentions(function, "rollout_data_dir") for function in functions):
-        return True
+    if not hasattr(module.PPOTrainer, "_log_rollout_data"):
+        return not any(mentions(function, "rollout_data_dir") for function in functions)
     return mentions(verls_own(module.PPOTrainer, "_log_rollout_data"), "extra_fields", RAW_COLUMN)
 
 
