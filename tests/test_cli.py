@@ -32,7 +32,9 @@ def run(*arguments, without=None):
     """`python -m verl_ext` with these arguments, in a Python that cannot import the library `without`."""
     start = ["-c", WITHOUT, without] if without else ["-m", "verl_ext"]
     command = [sys.executable, *start, *arguments]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FORCE_COLOR", "TTY_", "COLUMNS"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("FORCE_COLOR", "TTY_", "COLUMNS"))
+    }
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from marks import slow_after
 from verl.trainer.ppo import core_algos
 
 from verl_ext import plugin
@@ -129,7 +130,7 @@ ON_STOCK = {
 
 
 @pytest.mark.parametrize("order", legacy.ORDERS)
-@pytest.mark.parametrize("algorithm", map(_where_it_runs, legacy.ALGORITHMS))
+@pytest.mark.parametrize("algorithm", slow_after(1, map(_where_it_runs, legacy.ALGORITHMS)))
 def test_a_mixed_run_trains_and_validates_to_the_end_with_every_value_where_stock_verl_fails_or_loses_some(
     algorithm, order, rows, trainer, stock
 ):
@@ -175,7 +176,7 @@ UNIFORM = {
 
 
 @pytest.mark.parametrize("kind", UNIFORM)
-@pytest.mark.parametrize("algorithm", map(_where_it_runs, ["grpo", "remax", "gdpo"]))
+@pytest.mark.parametrize("algorithm", slow_after(1, map(_where_it_runs, ["grpo", "remax", "gdpo"])))
 def test_a_uniform_run_gives_the_actor_the_logs_and_the_dumps_what_stock_verl_gives_them(
     algorithm, kind, rows, train, stock
 ):
@@ -389,7 +390,7 @@ WITHOUT_SCORE = {
 }
 
 
-@pytest.mark.parametrize("place", WITHOUT_SCORE)
+@pytest.mark.parametrize("place", slow_after(1, WITHOUT_SCORE))
 def test_a_score_of_none_is_one_error_that_names_row_data_source_and_scorer(place, train, trainer, stock):
     questions = [question("score_is_none", number) for number in WITHOUT_SCORE[place]]
     run = train(questions * STEPS, rows_val=questions)

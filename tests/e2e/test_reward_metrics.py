@@ -7,6 +7,7 @@ import re
 import struct
 
 import pytest
+from marks import slow_after
 from plain_series import logged, series
 
 from verl_ext.demo import rig
@@ -92,7 +93,7 @@ def test_a_run_is_told_to_log_none_or_the_shares_of_text_too(rows, fit):
     }
 
 
-@pytest.mark.parametrize("nan", ["value", "missing"])
+@pytest.mark.parametrize("nan", slow_after(1, ["missing", "value"]))
 def test_nan_of_a_scorer_is_a_value_or_is_missing_in_training_in_validation_and_in_gdpo(nan, fit, warnings):
     asked = [question("judge_is_nan", number) for number in range(PROMPTS)]
     gdpo = ["algorithm.adv_estimator=gdpo", "+algorithm.gdpo_reward_keys=[score,judge]", "+verl_ext.fill.judge=0.0"]
@@ -168,7 +169,7 @@ def test_the_trainers_that_generate_elsewhere_log_of_each_step_what_its_samples_
         assert logs_of(batches[:1]) == [{}]
 
 
-@pytest.mark.parametrize("setting", ["sparse", "off"])
+@pytest.mark.parametrize("setting", slow_after(1, ["sparse", "off"]))
 def test_fully_async_logs_steps_together_by_the_samples_that_have_a_key(setting, rows, shared, stock):
     """Two steps are logged as one, of which the first is uniform; verl's batches come there without a data source."""
     matrix = pytest.importorskip(f"{__package__}.matrix")

@@ -11,6 +11,7 @@ import re
 from contextlib import contextmanager, nullcontext
 
 import pytest
+from marks import slow_after
 
 from e2e_v1.stock import STOCK
 
@@ -171,7 +172,7 @@ NOT_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("kind", NOT_NUMBERS)
+@pytest.mark.parametrize("kind", slow_after(2, NOT_NUMBERS))
 def test_what_stock_verl_cannot_average_is_left_out_of_the_metrics_with_one_warning(kind, stock, ours, warned):
     first, second, made_by_stock = NOT_NUMBERS[kind]
     key = f"verdict of {kind}"
@@ -527,7 +528,7 @@ def test_gdpo_asks_nothing_of_what_verl_adds_to_fill_up_the_batch(ours):
 
 
 @pytest.mark.parametrize("mode", v1.form.MODES)
-@pytest.mark.parametrize("order", [1, -1], ids=["gsm8k first", "math_dapo first"])
+@pytest.mark.parametrize("order", slow_after(1, [1, -1]), ids=["gsm8k first", "math_dapo first"])
 def test_a_step_and_two_validations_over_mixed_schemas_keep_every_value(order, mode, rows, stock, ours):
     mixed = [{**row, "responses": [*row["responses"], "No idea."]} for row in rows[::order]]
     overrides = ["trainer.total_training_steps=1", *v1.form.MODES[mode]]
