@@ -22,6 +22,11 @@ def is_stocks(column: np.ndarray, stock: np.ndarray | None) -> bool:
     if stock is None or (column.dtype, column.shape) != (stock.dtype, stock.shape):
         return False
     return all(
-        one is other or (type(one) is type(other) and alike(one, other))
+        one is other or (_type(one) == _type(other) and alike(one, other))
         for one, other in zip(column.flat, stock.flat, strict=True)
     )
+
+
+def _type(value: object) -> object:
+    """Of a NumPy scalar its dtype: C's two names for 64 bits (2**63 is a `ulonglong`) are two classes and one dtype."""
+    return value.dtype if isinstance(value, np.generic) else type(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from differences import COLUMNS, ELSEWHERE, Difference, OfColumns, Values
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stock_columns import is_stocks, stock_column_of
 from strategies import alike, values_of_one_key
@@ -43,6 +43,7 @@ def test_the_values_that_scorers_return_make_stocks_column_unless_a_difference_i
     run()
 
 
+@example([2**63])
 @given(values_of_one_key())
 def test_any_values_make_stocks_column_unless_a_difference_is_listed(values):
     assert_stocks_but_for_what_is_listed(values)
