@@ -11,6 +11,8 @@ from unittest import mock
 import ray
 from ray.exceptions import RayActorError
 
+import verl_ext
+
 _idle = {}
 """By worker class, the workers that no manager has."""
 
@@ -85,6 +87,25 @@ def renewed(workers, *args):
 
     ray.get([worker.__ray_call__.remote(again, *args) for worker in workers])
     return workers
+
+
+@contextmanager
+def of_version(worker, version):
+    """Within the block, the process of `worker` says that it runs this version of verl-ext."""
+
+    def say(version):
+        def pretend(worker):
+            import verl_ext
+
+            verl_ext.__version__ = version
+
+        ray.get(worker.__ray_call__.remote(pretend))
+
+    say(version)
+    try:
+        yield
+    finally:
+        say(verl_ext.__version__)
 
 
 def release(manager):

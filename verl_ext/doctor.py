@@ -213,7 +213,6 @@ class NoClusterError(VerlExtError, ConnectionError):
     """Nothing answers at the address of a Ray cluster."""
 
 
-_FOUND_BY_RAY = ("auto", "local")
 _ADDRESS = re.compile(r"(?P<client>ray://)?(?:\[(?P<v6>[^\[\]\s]+)\]|(?P<name>[^\[\]\s:/]+))(?::(?P<port>[0-9]{1,5}))?")
 _CLIENT_PORT, _HIGHEST_PORT = 10001, 65535  # the first is Ray's own default for ray://
 _ATTEMPTS = "RAY_gcs_server_port_wait_time_s"
@@ -253,8 +252,6 @@ def _refuse_unreachable(address: str) -> None:
     Raises:
         NoClusterError: nothing listens there, or it is no address.
     """
-    if address in _FOUND_BY_RAY:
-        return
     found = _ADDRESS.fullmatch(address)
     port = found and int(found["port"] or (_CLIENT_PORT if found["client"] else 0))
     if not found or not port or port > _HIGHEST_PORT:

@@ -85,7 +85,9 @@ def _resolved(root: Any) -> Any:
 
 def _fill(value: Any) -> dict[str, float]:
     if not hasattr(value, "items"):
-        raise SettingsError(f"{SECTION}.fill is {shown(value)}; it must be a number for each key: {_spelling('acc')}")
+        raise SettingsError(
+            f"{SECTION}.fill is {shown(value)}; it must be a number for each key: {fill_spelling('acc')}"
+        )
     if len({str(key) for key in value}) < len(value):
         raise SettingsError(f"{SECTION}.fill is {shown(value)}: two of its keys are one as text")
     return {str(key): _fill_value(str(key), value[key]) for key in value}
@@ -96,7 +98,7 @@ def _fill_value(key: str, value: Any) -> float:
         inner = next(iter(value), "...")
         raise SettingsError(
             f"{SECTION}.fill.{shown(key)[1:-1]} is {shown(value)}, not a number. For a key with a dot in it, write "
-            f"{_spelling(f'{key}.{inner}')}"
+            f"{fill_spelling(f'{key}.{inner}')}"
         )
     if value == SKIP:
         return math.nan
@@ -135,7 +137,7 @@ def _options() -> str:
     return ", ".join(f"{SECTION}.{option.name}" for option in fields(Settings))
 
 
-def _spelling(key: str) -> str:
+def fill_spelling(key: str) -> str:
     """How a user writes a fill for `key` on verl's command line."""
     dotted, key = key.replace("_", "a").isalnum() and key.isascii(), bare(key)
     return f"+{SECTION}.fill.{key}=0.0" if dotted else f"'+{SECTION}.fill={{{key}: 0.0}}'"
@@ -207,7 +209,7 @@ def training_values(
         raise MissingRewardError(
             f"{int(missing.sum())} of {len(values)} samples lack the reward component {shown(key)}"
             f"{_by_source(data_sources, missing)}. Return it from the reward function for every sample, or name the "
-            f"value to train with where it is missing: {_spelling(key)}"
+            f"value to train with where it is missing: {fill_spelling(key)}"
             + (f", or {SKIP} for 0.0, by which it counts only for the samples that have it" if use.skips else "")
         )
     if math.isnan(settings.fill[key]) and not use.skips:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 import rollouts
-from actors import release
+from actors import of_version, release
 from omegaconf import OmegaConf
 from oracle import keys_of
 from rollouts import emitting, lost, lost_or_raised, prompts, up_to_extra_fields
@@ -509,23 +509,11 @@ def test_a_dead_worker_is_the_error_that_it_is_on_stock_verl(loops):
 
 def test_a_worker_of_another_version_is_an_error_that_names_the_version(loops):
     manager, batch, _, _ = IN_THE_LOOP.prepare(loops, loops.kinds("gsm8k", "dapo"), 2)
-
-    def set_version(version):
-        def pretend(worker):
-            import verl_ext
-
-            verl_ext.__version__ = version
-
-        ray.get(loops.workers[1].__ray_call__.remote(pretend))
-
-    import verl_ext
-
-    set_version("0.0.1")
-    try:
-        with pytest.raises(PluginMissingError, match=r"1 of 2 workers run verl-ext '0\.0\.1': worker 1 on node [\d.]+"):
-            manager.generate_sequences(batch)
-    finally:
-        set_version(verl_ext.__version__)
+    with (
+        of_version(loops.workers[1], "0.0.1"),
+        pytest.raises(PluginMissingError, match=r"1 of 2 workers run verl-ext '0\.0\.1': worker 1 on node [\d.]+"),
+    ):
+        manager.generate_sequences(batch)
 
 
 def test_a_driver_without_the_plugin_gets_stock_verl_from_workers_with_it(loops, stock):

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from actors import give_back
+from actors import give_back, of_version
 from this_verl import PADS_FOR_REWARD_WORKERS
 
-import verl_ext
 from verl_ext import FieldCollisionError, MissingRewardError, PluginMissingError, SparseDataProto
 from verl_ext.demo import rig
 
@@ -211,21 +210,11 @@ def test_a_worker_without_the_plugin_is_a_named_error_that_says_where_it_runs(un
 
 def test_a_worker_of_another_version_is_a_named_error(manage, rows):
     manager, config = manage(["reward.num_workers=1"])
-
-    def set_version(version):
-        def pretend(worker):
-            import verl_ext
-
-            verl_ext.__version__ = version
-
-        ray.get(manager.reward_loop_workers[0].__ray_call__.remote(pretend))
-
-    set_version("0.0.1")
-    try:
-        with pytest.raises(PluginMissingError, match=r"1 of 1 workers run verl-ext '0\.0\.1': worker 0 on node"):
-            manager.compute_rm_score(rig.scored_batch(rows[:2], config))
-    finally:
-        set_version(verl_ext.__version__)
+    with (
+        of_version(manager.reward_loop_workers[0], "0.0.1"),
+        pytest.raises(PluginMissingError, match=r"1 of 1 workers run verl-ext '0\.0\.1': worker 0 on node"),
+    ):
+        manager.compute_rm_score(rig.scored_batch(rows[:2], config))
 
 
 def test_a_worker_class_that_replaces_the_method_keeps_stock_behaviour_and_is_not_taken_for_a_missing_plugin(

@@ -24,6 +24,7 @@ from verl_ext.cpu.outcome import OWN, Outcome
 from verl_ext.cpu.run import Run, RunError
 from verl_ext.cpu.train import WIDTH, carry_out, check_verl, prepare, table
 from verl_ext.errors import bare, shown
+from verl_ext.settings import fill_spelling
 
 MOST_ROWS = 24
 """Rows that a dry run takes of a file: of each data source in turn."""
@@ -143,16 +144,9 @@ def gdpo_verdict(keys: Keys, components: Sequence[str]) -> tuple[list[str], dict
         whom = ", ".join(f"{count} of {total} of {bare(source)}" for source, (count, total) in lacking.items())
         lines.append(
             f"GDPO: {bare(key)} would stop the run: it is missing in {whom}. Name what to train with, for instance "
-            f"{fill_setting(key)}; the run below does."
+            f"{fill_spelling(key)}; the run below does."
         )
     return lines, fills
-
-
-def fill_setting(key: str, value: float = 0.0) -> str:
-    """Hydra's override that names a fill."""
-    if key.isidentifier():
-        return f"+verl_ext.fill.{key}={value}"
-    return f"'+verl_ext.fill={{{bare(key)}: {value}}}'"
 
 
 def _function(reward: str) -> tuple[Path, Any]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl_ext.child import ended
 from verl_ext.cpu import task
 from verl_ext.errors import VerlExtError
 
@@ -248,7 +249,7 @@ class Run:
                     env=environment,
                     start_new_session=True,  # Ctrl-C comes to it by us, once
                 ) as process,
-                _ended(process),
+                ended(process, signal.SIGTERM, _ENDED),
             ):
                 yield process
         finally:
@@ -299,20 +300,6 @@ class Run:
                 break
         yield len(self.logged())
         return -1 if code is None else code
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whatever ends the block ends the process: by a signal on which Ray ends, too, else by force."""
-    try:
-        yield
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_ENDED)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C waits no longer
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def quoted(value: Path | str) -> str:

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from verl_ext.child import ended
 from verl_ext.demo.data import read_rows
 from verl_ext.errors import VerlExtError, shown
 
@@ -102,7 +103,7 @@ def _events(rows_file: Path | None, environment: dict[str, str]) -> Generator[di
             env={**os.environ, **environment},
             start_new_session=True,  # Ctrl-C comes to it by us, once
         ) as process,
-        _ended(process),
+        ended(process, signal.SIGINT, _PATIENCE),
     ):
         assert process.stdout is not None  # noqa: S101  for the type checker: it is a pipe
         last = ""
@@ -117,20 +118,6 @@ def _events(rows_file: Path | None, environment: dict[str, str]) -> Generator[di
             raise DemoError(
                 f"the process that runs the rows ended with exit code {process.returncode}:\n" + "\n".join(tail)
             )
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Whatever ends the demo, ends this process too, and with it its Ray."""
-    try:
-        yield
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_PATIENCE)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C waits no longer
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _report(console: Console, stock: list[Outcome], ours: list[Outcome]) -> int:
