@@ -155,7 +155,9 @@ def are_narrow_of_two_kinds(values: Values) -> bool:
     if any(isinstance(leaf, np.longdouble) and float(leaf) != leaf for leaf in found):
         return False  # no Python number holds it
     dtype = np.array(found).dtype
-    return dtype not in WIDE and {getattr(leaf, "dtype", None) for leaf in found} != {dtype}
+    if dtype in WIDE and not (dtype == np.uint64 and max(map(int, found)) < 2**63):  # which int64 does not hold
+        return False
+    return {getattr(leaf, "dtype", None) for leaf in found} != {dtype}
 
 
 def are_empty_arrays(values: Values) -> bool:
@@ -258,8 +260,8 @@ COLUMNS = [
         are_bent_to_floats,
     ),
     OfColumns(
-        "NumPy numbers of two narrow dtypes, or a narrow one beside bools or empty lists",
-        "a narrow dtype for all",
+        "NumPy numbers of two narrow or unsigned dtypes, or of one beside bools or empty lists",
+        "such a dtype for all",
         "the dtype of the same Python numbers",
         [np.int8(1), np.int16(2)],
         are_narrow_of_two_kinds,
