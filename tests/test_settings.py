@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from marks import slow_after
 from omegaconf import OmegaConf
 
 from verl_ext import MissingRewardError, SettingsError
@@ -64,7 +65,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("override", WRONG)
+@pytest.mark.parametrize("override", slow_after(5, WRONG))
 def test_a_wrong_setting_is_refused_by_name(override, composed):
     with pytest.raises(SettingsError, match=WRONG[override]):
         Settings.of(composed(override))

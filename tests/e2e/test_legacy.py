@@ -129,7 +129,7 @@ ON_STOCK = {
 }
 
 
-@pytest.mark.parametrize("order", legacy.ORDERS)
+@pytest.mark.parametrize("order", slow_after(2, legacy.ORDERS))
 @pytest.mark.parametrize("algorithm", slow_after(1, map(_where_it_runs, legacy.ALGORITHMS)))
 def test_a_mixed_run_trains_and_validates_to_the_end_with_every_value_where_stock_verl_fails_or_loses_some(
     algorithm, order, rows, trainer, stock
@@ -175,7 +175,7 @@ UNIFORM = {
 }
 
 
-@pytest.mark.parametrize("kind", UNIFORM)
+@pytest.mark.parametrize("kind", slow_after(1, UNIFORM))
 @pytest.mark.parametrize("algorithm", slow_after(1, map(_where_it_runs, ["grpo", "remax", "gdpo"])))
 def test_a_uniform_run_gives_the_actor_the_logs_and_the_dumps_what_stock_verl_gives_them(
     algorithm, kind, rows, train, stock
@@ -212,6 +212,7 @@ def test_a_uniform_run_gives_the_actor_the_logs_and_the_dumps_what_stock_verl_gi
 # --- validation --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sources", [(GSM8K, MATH_DAPO), (MATH_DAPO, GSM8K)], ids=lambda sources: f"{sources[0]} first")
 def test_validation_over_batches_of_different_schemas_keeps_each_list_as_long_as_the_samples(
     sources, rows, trainer, stock
@@ -254,6 +255,7 @@ def test_validation_averages_over_the_responses_that_have_the_key_under_the_prom
         legacy.validate(make())
 
 
+@pytest.mark.slow
 def test_a_reward_key_named_reward_is_kept_apart_from_verls_own_metric_with_one_warning(trainer, stock, warnings):
     questions = [question("returns_reward", number) for number in range(8)]
     plain = [question("only_its_score", number) for number in range(8, 12)]
@@ -280,6 +282,7 @@ def test_a_reward_key_named_reward_is_kept_apart_from_verls_own_metric_with_one_
         legacy.validate(trainer(questions, questions))
 
 
+@pytest.mark.slow
 def test_what_is_no_number_everywhere_is_averaged_where_it_is_one_with_one_warning_for_each_key(
     trainer, stock, filled_columns, warnings
 ):
@@ -413,6 +416,7 @@ def test_a_score_of_none_is_one_error_that_names_row_data_source_and_scorer(plac
 # --- dumps -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_missing_score_does_not_replace_the_dumps_own_where_stock_verl_writes_null(rows, train, filled_columns):
     mixed, val = rows[: STEPS * PROMPTS], of(rows, GSM8K)[:4] + of(rows, MATH_DAPO)[:4]
     run = train(mixed, rows_val=val)
@@ -429,6 +433,7 @@ def test_a_missing_score_does_not_replace_the_dumps_own_where_stock_verl_writes_
     assert any(entry["acc"] == 1.0 for entry in nulls)
 
 
+@pytest.mark.slow
 def test_a_missing_key_replaces_none_of_the_fields_that_the_dump_writes_itself(train, filled_columns):
     names = [("names_of_the_dump", "only_its_score")[number % 2] for number in range(STEPS * PROMPTS)]
     questions = [question(name, number) for number, name in enumerate(names)]
@@ -451,6 +456,7 @@ def test_a_missing_key_replaces_none_of_the_fields_that_the_dump_writes_itself(t
             assert (entry["gts"], entry["step"]) == ("", step)
 
 
+@pytest.mark.slow
 def test_numbers_and_booleans_are_dumped_as_such_at_any_depth_where_stock_verl_writes_text_or_nothing(train, stock):
     typed = [question("typed", number) for number in range(STEPS * PROMPTS)]
     sparse = [question("only_its_score" if number % 3 else "typed", number) for number in range(STEPS * PROMPTS)]
@@ -476,6 +482,7 @@ def test_numbers_and_booleans_are_dumped_as_such_at_any_depth_where_stock_verl_w
         assert parsed(run.rollouts[1])[0]["detail"] == as_text
 
 
+@pytest.mark.slow
 def test_dumped_values_stay_with_their_rows_when_the_trainer_balances_the_batch(rows, train):
     mixed = rows[: STEPS * PROMPTS]
     for balance in (True, False):

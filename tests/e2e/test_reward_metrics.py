@@ -68,6 +68,7 @@ def test_a_legacy_run_logs_of_each_step_what_its_samples_say_and_stock_verl_noth
         assert not any(map(logged, fit(of(rows, GSM8K)[: STEPS * PROMPTS]).metrics.values()))
 
 
+@pytest.mark.slow
 def test_a_uniform_run_logs_under_exactly_the_names_of_stock_verl_unless_all_is_asked_for(fit, stock):
     uniform = [question("returns_reward", number) for number in range(STEPS * PROMPTS)]
     ours, every = fit(uniform), fit(uniform, "+verl_ext.metrics=all")
@@ -80,6 +81,7 @@ def test_a_uniform_run_logs_under_exactly_the_names_of_stock_verl_unless_all_is_
     assert [logged(every.metrics[step]) for step in range(1, STEPS + 1)] == [pytest.approx(step) for step in expected]
 
 
+@pytest.mark.slow
 def test_a_run_is_told_to_log_none_or_the_shares_of_text_too(rows, fit):
     mixed = rows[:PROMPTS]
     one_step = "trainer.total_training_steps=1"
@@ -128,6 +130,7 @@ def test_validation_logs_the_coverage_of_a_sparse_key_beside_its_mean(shared, tm
     assert not any("reward/coverage" in name for name in metrics)
 
 
+@pytest.mark.slow
 def test_each_of_two_trainers_in_a_process_has_its_own_settings_and_series(rows, shared, tmp_path):
     runs = []
     for name, setting in (("one", "all"), ("other", "sparse")):
@@ -195,6 +198,7 @@ def test_fully_async_logs_steps_together_by_the_samples_that_have_a_key(setting,
 # --- tracking back-ends ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_console_tensorboard_and_wandb_show_the_same_names_and_numbers(rows, fit, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "tensorboard"))
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -3,6 +3,7 @@
 import ast
 
 import pytest
+from marks import slow_after
 from plain_series import logged, series
 
 from e2e_v1.stock import STOCK
@@ -45,7 +46,7 @@ def of_steps(run, count):
 NO_VALIDATION = ["trainer.test_freq=-1", "trainer.val_before_train=false"]
 
 
-@pytest.mark.parametrize("mode", v1.form.MODES)
+@pytest.mark.parametrize("mode", slow_after(1, v1.form.MODES))
 def test_a_run_logs_of_each_step_what_its_samples_say_from_the_step_on_that_lacks_a_key(mode, ours, stock):
     mixed, modes = [*DENSE[:2], *SPARSE[:2]], [*v1.form.MODES[mode], *NO_VALIDATION]
     expected = list(series([samples(*mixed[:2]), samples(*mixed[2:])]))
@@ -57,6 +58,7 @@ def test_a_run_logs_of_each_step_what_its_samples_say_from_the_step_on_that_lack
         assert of_steps(stock(train=mixed, overrides=overrides), 2) == [{}, {}]
 
 
+@pytest.mark.slow
 def test_what_verl_adds_to_fill_up_the_batch_counts_for_nothing_and_makes_no_uniform_run_sparse(ours, stock):
     overrides = ["actor_rollout_ref.actor.ppo_mini_batch_size=2"]  # of three prompts: one is added
     run = ours(train=DENSE[:3], overrides=[*overrides, "+verl_ext.metrics=all"])

@@ -83,6 +83,7 @@ def over_nones():
 # --- validation --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_validation_dump_keeps_a_rows_own_score_beside_rows_whose_scorer_returns_one(rows, stock, ours):
     def dumped(run):
         return {line["gts"]: [line["score"], line["acc"], line["pred"]] for line in run.validation_dump()}
@@ -109,6 +110,7 @@ def test_uniform_rows_are_validated_and_dumped_as_on_stock_verl(rows, stock, our
     assert outcome(ours(val=[right, wrong])) == outcome(stock(val=[right, wrong]))
 
 
+@pytest.mark.slow
 def test_a_reward_key_named_reward_is_kept_apart_and_not_counted_as_the_reward(stock, ours, warned):
     one_by_one = ["data.val_batch_size=1"]
     right, wrong = "{'score': 1.0, 'reward': 0.25}", "{'score': 0.0, 'reward': 0.25}"
@@ -146,6 +148,7 @@ SESSIONS = {
 }
 
 
+@pytest.mark.slow
 def test_a_scored_session_without_acc_is_left_out_and_a_failed_one_counts_as_verl_counts_it(stock, ours):
     cases = {source: case for source, case in SESSIONS.items() if GONE not in case[0] or STOCK.waits_for_sessions}
     prompts = {source: planned(f"for {source}", *case[0], source=source) for source, case in cases.items()}
@@ -172,6 +175,7 @@ NOT_NUMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_after(2, NOT_NUMBERS))
 def test_what_stock_verl_cannot_average_is_left_out_of_the_metrics_with_one_warning(kind, stock, ours, warned):
     first, second, made_by_stock = NOT_NUMBERS[kind]
@@ -234,6 +238,7 @@ PENALTY = [
 """verl's own reward manager takes off one 64th for each token of an answer."""
 
 
+@pytest.mark.slow
 def test_what_a_reward_manager_takes_off_a_score_is_in_both_dumps_beside_what_score_is_there(stock, ours):
     scored = [planned(f"question {n}", "{'score': 1.0}", "{'score': 1.0, 'acc': 1}") for n in range(2)]
 
@@ -253,6 +258,7 @@ def test_what_a_reward_manager_takes_off_a_score_is_in_both_dumps_beside_what_sc
     assert [line["reward_extra/score"] for line in rollout] == [1.0] * 4
 
 
+@pytest.mark.slow
 def test_a_reward_key_that_names_a_field_of_a_dump_is_beside_it_in_both_and_its_metric_is_as_on_stock(stock, ours):
     names = {"uid": 7, "input": 8, "gts": "none", "step": 9}
     named = [planned(f"question {n}", {"score": 1.0, **names}) for n in range(2)]
@@ -289,6 +295,7 @@ def test_what_verl_adds_to_fill_up_the_batch_earned_nothing_in_the_rollout_dump(
     assert all(line["score"] == 0.0 and line["acc"] is None for line in added)
 
 
+@pytest.mark.slow
 def test_a_value_that_json_cannot_hold_is_dumped_as_text_with_one_warning(stock, ours, warned):
     # TransferQueue and Pydantic make text of a Decimal, a date, a Fraction on the way; a complex number arrives.
     odd = [planned(f"question {n}", {"score": 1.0, "phase": 1j}) for n in range(2)]
@@ -302,6 +309,7 @@ def test_a_value_that_json_cannot_hold_is_dumped_as_text_with_one_warning(stock,
     assert warned("'phase' holds a complex, which JSON cannot") == 1
 
 
+@pytest.mark.slow
 def test_an_agent_loop_of_two_outputs_that_sets_its_own_score_may_report_nothing_beside_it(stock, ours):
     own = [planned(f"question {n}", "{}", "{}", agent_name="scores_itself") for n in range(2)]
     with pytest.raises(ValueError, match="Received an empty list as keys"):  # every session: KeyError in the worker
@@ -358,6 +366,7 @@ def test_what_a_colocated_reward_model_reports_reaches_metrics_and_both_dumps(st
         assert sorted((line["score"], line["acc"]) for line in dump) == [(0.0, 0)] * 2 + [(1.0, 1)] * 2
 
 
+@pytest.mark.slow
 @needs_colocated_reward
 def test_a_colocated_reward_model_may_report_other_keys_for_each_sample(stock, ours, model_dir):
     run = stock(train=TWO_GROUPS, overrides=colocated(model_dir))
@@ -383,6 +392,7 @@ def test_what_a_colocated_reward_model_reports_stands_in_the_queue_where_readers
     )
 
 
+@pytest.mark.slow
 @needs_colocated_reward
 def test_a_colocated_reward_model_may_report_the_same_keys_in_every_validation_and_step(ours, model_dir):
     run = ours(train=TWO_GROUPS, overrides=colocated(model_dir))
@@ -400,6 +410,7 @@ def test_a_none_that_a_colocated_reward_model_reports_is_a_value_and_not_a_missi
     assert sorted(infos, key=str) == [{"score": 0.0}, {"score": 1.0, "remark": None}]
 
 
+@pytest.mark.slow
 @needs_colocated_reward
 def test_a_key_of_a_colocated_reward_model_that_names_a_field_of_the_queue_is_refused_by_name(stock, ours, model_dir):
     judged = [planned("question", "{'score': 1.0, 'data_source': 'mine'}")]
@@ -426,6 +437,7 @@ SOME_LACK_ACC = [
 ]
 
 
+@pytest.mark.slow
 @needs_group_filter
 def test_a_group_filter_whose_metric_some_samples_lack_is_an_error_that_names_the_way_out(stock, ours):
     with pytest.raises(RuntimeError, match=r"Finished groups are missing DAPO metric 'acc': \['[\w-]{36}'\]$"):
@@ -446,6 +458,7 @@ def test_a_group_filter_takes_the_fill_value_where_samples_lack_its_metric(ours)
     assert sorted(str(line.get("acc")) for line in run.rollout_dump()) == ["0", "1", "1", "None"]  # a fill is no value
 
 
+@pytest.mark.slow
 @needs_group_filter
 def test_a_group_filter_over_a_metric_that_every_sample_has_works_as_on_stock_verl(stock, ours):
     dense = [planned(f"question {n}", "{'score': 1.0, 'acc': 1}", "{'score': 0.0, 'acc': 0}") for n in range(2)]
@@ -496,6 +509,7 @@ def test_gdpo_trains_on_the_components_or_says_at_start_that_it_cannot(stock, ou
     assert advantages == pytest.approx([-math.sqrt(2)] * 2 + [0.0] * 4 + [math.sqrt(2)] * 2, abs=0.01)
 
 
+@pytest.mark.slow
 def test_gdpo_stops_before_a_component_that_some_samples_lack_or_takes_the_fill_value(ours):
     try:
         run = ours(train=WITHOUT_FORMAT, overrides=GDPO)
@@ -513,6 +527,7 @@ def test_gdpo_stops_before_a_component_that_some_samples_lack_or_takes_the_fill_
     assert all(row.isfinite().all() for row in run.advantages)
 
 
+@pytest.mark.slow
 def test_gdpo_asks_nothing_of_what_verl_adds_to_fill_up_the_batch(ours):
     third = planned("question 2", *COMPONENTS[0]["responses"])
     overrides = [*GDPO, "actor_rollout_ref.actor.ppo_mini_batch_size=2"]
@@ -527,7 +542,7 @@ def test_gdpo_asks_nothing_of_what_verl_adds_to_fill_up_the_batch(ours):
 # --- whole runs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", v1.form.MODES)
+@pytest.mark.parametrize("mode", slow_after(1, v1.form.MODES))
 @pytest.mark.parametrize("order", slow_after(1, [1, -1]), ids=["gsm8k first", "math_dapo first"])
 def test_a_step_and_two_validations_over_mixed_schemas_keep_every_value(order, mode, rows, stock, ours):
     mixed = [{**row, "responses": [*row["responses"], "No idea."]} for row in rows[::order]]
@@ -585,6 +600,7 @@ def test_workers_without_the_plugin_are_a_named_error_in_the_trainers_process(pr
         ours(val=rows, workers=untaught).validate()
 
 
+@pytest.mark.slow
 def test_a_manager_of_the_users_own_needs_nothing_but_generate_sequences(rows, stock, ours):
     class OwnManager:
         """All that verl's trainer asks of one."""

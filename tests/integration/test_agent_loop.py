@@ -12,6 +12,7 @@ import pytest
 import ray
 import rollouts
 from actors import of_version, release
+from marks import slow_after
 from omegaconf import OmegaConf
 from oracle import keys_of
 from rollouts import emitting, lost, lost_or_raised, prompts, up_to_extra_fields
@@ -39,7 +40,9 @@ UNIFORM = {
     "verl's own scorer": ("dapo dapo", "dapo dapo"),
     "rows that emit nothing": ("nothing nothing", "nothing nothing"),
 }
-training_and_validation = pytest.mark.parametrize("validate", [False, True], ids=["training", "validation"])
+training_and_validation = pytest.mark.parametrize(
+    "validate", slow_after(1, [False, True]), ids=["training", "validation"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +142,7 @@ def assert_identical(ours, theirs):
 
 @training_and_validation
 @scored
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", slow_after(4, SPLITS))
 def test_mixed_rewards_arrive_whole_on_every_split_where_stock_verl_fails_or_loses_some(
     split, way, validate, loops, stock
 ):
@@ -155,8 +158,10 @@ def test_mixed_rewards_arrive_whole_on_every_split_where_stock_verl_fails_or_los
 
 
 @training_and_validation
-@pytest.mark.parametrize("way", [IN_THE_LOOP, BY_ITSELF, NOT_AT_ALL], ids=["in the loop", "by itself", "not scored"])
-@pytest.mark.parametrize("split", UNIFORM)
+@pytest.mark.parametrize(
+    "way", slow_after(1, [IN_THE_LOOP, BY_ITSELF, NOT_AT_ALL]), ids=["in the loop", "by itself", "not scored"]
+)
+@pytest.mark.parametrize("split", slow_after(2, UNIFORM))
 def test_uniform_rewards_come_out_bit_for_bit_as_on_stock_verl(split, way, validate, loops, stock):
     manager, batch, infos, _ = way.prepare(loops, loops.kinds(*UNIFORM[split]), len(UNIFORM[split]), validate)
     ours = manager.generate_sequences(copy.deepcopy(batch))
@@ -322,6 +327,7 @@ def reward_model(loops, model_dir):
     server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_discriminative_reward_model_gives_rows_without_keys_where_stock_verl_raises(loops, reward_model, stock):
     rows = loops.kinds("gsm8k dapo", "gsm8k dapo")
     with_plugin, without_plugin = reward_model
@@ -351,6 +357,7 @@ def test_agent_loops_with_different_extra_fields_on_different_workers_are_aligne
         manager.generate_sequences(uniform)
 
 
+@pytest.mark.slow
 def test_workers_that_lack_a_column_get_what_verls_readers_take_for_nothing(loops, super_caller, stock):
     rows = loops.kinds("gsm8k gsm8k", "dapo dapo")
     infos, scores = loops.emitted(rows)
@@ -441,6 +448,7 @@ def test_a_worker_class_that_calls_super_is_covered(loops, super_caller, stock):
         manager.generate_sequences(batch)
 
 
+@pytest.mark.slow
 def test_a_manager_with_a_worker_class_of_its_own_is_covered(loops):
     config = copy.deepcopy(loops.config)
     config.actor_rollout_ref.rollout.agent.num_workers = 1
@@ -463,6 +471,7 @@ def outcome(manager, batch):
     return {name: (column.dtype, column.tolist()) for name, column in output.non_tensor_batch.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "split", [("dapo dapo", "dapo dapo"), ("gsm8k dapo",), ("dapo gsm8k",), ("gsm8k gsm8k", "dapo dapo"), ("odd odd",)]
 )
@@ -475,6 +484,7 @@ def test_a_worker_class_that_replaces_postprocess_behaves_as_on_stock_verl_also_
         assert ours == outcome(manager, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [("gsm8k dapo odd",), ("gsm8k gsm8k", "dapo dapo"), ("nothing nothing", "odd dapo")])
 def test_a_worker_class_that_replaces_postprocess_adopts_the_column_in_one_line(split, loops, adopter):
     manager, batch, infos, scores = IN_THE_LOOP.prepare(loops, loops.kinds(*split), [adopter] * len(split))
@@ -488,7 +498,7 @@ def test_a_worker_class_that_replaces_postprocess_adopts_the_column_in_one_line(
 # --- processes without the plugin --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["first", "last", "alone"])
+@pytest.mark.parametrize("order", slow_after(1, ["first", "last", "alone"]))
 @pytest.mark.parametrize("kinds", ["dapo dapo", "gsm8k dapo", "dapo gsm8k", "odd odd", "nothing none"])
 def test_a_worker_without_the_plugin_is_an_error_that_says_where_it_runs(kinds, order, loops, untaught):
     workers = {"first": [untaught, loops.workers[0]], "last": [loops.workers[0], untaught], "alone": [untaught]}[order]

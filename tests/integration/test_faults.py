@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import ray
 from actors import release
+from marks import slow_after
 from ray.exceptions import RayActorError, RayTaskError
 from this_verl import PADS_FOR_REWARD_WORKERS
 
@@ -132,7 +133,7 @@ REFUSED_BY_VERL = {"returns a list", "returns text", "returns a list that holds 
 
 
 @on_both_paths
-@pytest.mark.parametrize("wrong", REFUSED)
+@pytest.mark.parametrize("wrong", slow_after(6, REFUSED))
 def test_a_scorer_that_goes_wrong_is_named_and_the_next_batch_is_right(wrong, path, paths):
     error, message = REFUSED[wrong]
     if path == "agent_loop" and wrong in REFUSED_BY_VERL:
@@ -175,6 +176,7 @@ def depth(value):
     return levels
 
 
+@pytest.mark.slow
 @on_both_paths
 def test_10_mb_of_text_on_every_row_arrive(path, paths):
     batch = getattr(paths, path)(paths.told(wrong=dict.fromkeys(range(ROWS), "returns 10 MB of text")))
@@ -192,6 +194,7 @@ def test_a_dict_that_a_thread_goes_on_writing_is_a_whole_row_or_rays_error(path,
     assert_right(getattr(paths, path)(paths.rows), paths.rows)
 
 
+@pytest.mark.slow
 @on_both_paths
 def test_a_reward_worker_killed_in_the_midst_of_a_batch_is_rays_error_and_new_workers_go_on(path, paths):
     with pytest.raises((RayActorError, RayTaskError), match=r"died|unavailable|killed"):
@@ -205,6 +208,7 @@ def process_of(worker):
     return ray.get(worker.__ray_call__.remote(lambda self: os.getpid()))
 
 
+@pytest.mark.slow
 def test_an_agent_loop_worker_killed_in_the_midst_of_a_batch_is_rays_error_and_leaves_no_process(paths):
     workers = [*paths.loops.agent_loop_workers, *paths.rewards.reward_loop_workers]
     pids = [process_of(worker) for worker in workers]

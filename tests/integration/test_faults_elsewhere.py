@@ -3,7 +3,7 @@
 import pytest
 from test_faults import REFUSED, Paths, assert_right, on_both_paths
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 IN_THREADS = ["reward.custom_reward_function.name=as_told_in_a_thread"]
 PLACES = {

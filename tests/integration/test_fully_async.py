@@ -263,6 +263,7 @@ def test_a_reward_key_named_uid_which_the_rollouter_writes_later_is_refused_wher
     assert asyncio.run(queue.get_queue_size()) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rewards",
     [
@@ -387,6 +388,7 @@ def test_rows_that_the_trainer_reorders_keep_their_rewards(train_on, rows_of):
     assert batch.non_tensor_batch["reward_extra_info"].tolist() == ordered
 
 
+@pytest.mark.slow
 def test_256_samples_in_flight_at_once_on_one_manager_keep_their_rows_apart(train_on):
     rewards = {
         f"uid_sample_0_{number}": [

@@ -72,6 +72,7 @@ def batches(draw):
     return rows
 
 
+@pytest.mark.slow
 @settings(max_examples=BATCHES, report_multiple_bugs=False)
 @given(
     emitted=batches(), path=st.sampled_from(["reward loop", "agent loop, scored in it", "agent loop, scored by itself"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import ray
 from actors import give_back, of_version
+from marks import slow_after
 from this_verl import PADS_FOR_REWARD_WORKERS
 
 from verl_ext import FieldCollisionError, MissingRewardError, PluginMissingError, SparseDataProto
@@ -93,7 +94,7 @@ def rotations(rows):
     return [[*rows[shift:], *rows[:shift]] for shift in range(3)]
 
 
-@pytest.mark.parametrize("case", MIXED)
+@pytest.mark.parametrize("case", slow_after(2, MIXED))
 def test_mixed_rows_arrive_whole_in_any_order_where_stock_verl_fails_or_loses_some(case, manage, rows, stock):
     manager, config = manage(MIXED[case])
     stock_outcomes = []
@@ -199,6 +200,7 @@ def untaught_worker(model_dir):
     ray.kill(worker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("untaught", [[0], [1], [0, 1]])
 def test_a_worker_without_the_plugin_is_a_named_error_that_says_where_it_runs(untaught, untaught_worker, manage, rows):
     manager, config = manage(["reward.num_workers=2"])
@@ -217,6 +219,7 @@ def test_a_worker_of_another_version_is_a_named_error(manage, rows):
         manager.compute_rm_score(rig.scored_batch(rows[:2], config))
 
 
+@pytest.mark.slow
 def test_a_worker_class_that_replaces_the_method_keeps_stock_behaviour_and_is_not_taken_for_a_missing_plugin(
     manage, rows, caplog
 ):
@@ -233,6 +236,7 @@ def test_a_worker_class_that_replaces_the_method_keeps_stock_behaviour_and_is_no
     assert "compute_score_batch of their own" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_a_worker_class_adds_to_the_answer_of_verls_own_method_arrives(manage, rows):
     from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 

@@ -2,6 +2,7 @@
 
 import pytest
 from actors import release
+from marks import slow_after
 from planned import (
     REWARDS,
     answered,
@@ -185,7 +186,7 @@ def sampled(prompts):
 # --- what the trainers train on ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", REMAX)
+@pytest.mark.parametrize("case", slow_after(2, REMAX))
 def test_sampled_and_greedy_answers_of_remax_in_one_batch_come_apart_again_with_their_own_rewards(
     case, train_on, scored, stock
 ):

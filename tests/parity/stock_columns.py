@@ -18,8 +18,11 @@ def stock_column_of(values: Sequence[Any]) -> np.ndarray | None:
 
 
 def is_stocks(column: np.ndarray, stock: np.ndarray | None) -> bool:
-    """Whether a column is stock's: in its dtype, its shape and its values, and in their types."""
-    if stock is None or (column.dtype, column.shape) != (stock.dtype, stock.shape):
+    """Whether a column is stock's: in its dtype, its shape and its values, and in their types.
+
+    The order of bytes is none of that: NumPy keeps a foreign one in a batch of one row, and in no other.
+    """
+    if stock is None or (column.dtype, column.shape) != (stock.dtype.newbyteorder("="), stock.shape):
         return False
     return all(
         one is other or (_type(one) == _type(other) and alike(one, other))

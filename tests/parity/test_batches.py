@@ -18,7 +18,7 @@ from on_stock import on_stock
 from sites import covers
 from strategies import alike, objects
 from tensordict import TensorDict
-from values import FAMILIES, values_of_a_family
+from values import FAMILIES, each_family, values_of_a_family
 from verl.protocol import DataProto
 
 from verl_ext import VerlExtError, assemble_reward_extra_info, plugin
@@ -31,7 +31,6 @@ EXAMPLES = settings(deadline=None, max_examples=5, suppress_health_check=[Health
 ROWS = 4
 
 CLASSES = st.sampled_from([SparseDataProto, DataProto])
-each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +108,7 @@ def outcome(run: Any) -> tuple[Any, Exception | None]:
 
 
 @covers("protocol", "DataProto.concat")
-@each_family
+@each_family()
 @EXAMPLES
 @given(data=st.data())
 def test_chunks_of_finalized_rows_are_joined_to_the_columns_that_verl_makes_of_them(family, data):
@@ -125,7 +124,7 @@ def test_chunks_of_finalized_rows_are_joined_to_the_columns_that_verl_makes_of_t
 
 
 @covers("protocol", "DataProto.concat")
-@each_family
+@each_family()
 @EXAMPLES
 @given(data=st.data())
 def test_chunks_of_stock_workers_are_joined_as_on_stock_or_by_the_rules_for_the_values_in_them(family, data):
@@ -153,7 +152,7 @@ def test_chunks_of_stock_workers_are_joined_as_on_stock_or_by_the_rules_for_the_
 
 
 @covers("protocol", "DataProto.union")
-@each_family
+@each_family()
 @EXAMPLES
 @given(data=st.data())
 def test_a_union_is_that_of_verl_wherever_verl_makes_one(family, data):
@@ -195,7 +194,7 @@ def test_a_union_is_that_of_verl_wherever_verl_makes_one(family, data):
 
 
 @covers("protocol", "DataProto.make_iterator")
-@each_family
+@each_family()
 @EXAMPLES
 @given(data=st.data())
 def test_mini_batches_beside_a_raw_column_are_those_that_verl_makes(family, data):
@@ -223,7 +222,7 @@ def test_mini_batches_beside_a_raw_column_are_those_that_verl_makes(family, data
 
 
 @covers("protocol", "DataProto.to_tensordict", "DataProto.from_tensordict")
-@each_family
+@each_family()
 @EXAMPLES
 @given(data=st.data())
 def test_a_tensordict_holds_what_verls_holds_and_a_batch_without_raw_columns_comes_back_the_same(family, data):
@@ -245,7 +244,7 @@ def test_a_tensordict_holds_what_verls_holds_and_a_batch_without_raw_columns_com
 
 
 @covers("protocol", "DataProto.to_tensordict", "DataProto.from_tensordict")
-@each_family
+@each_family()
 @EXAMPLES
 @given(data=st.data())
 def test_a_tensordict_with_a_raw_column_holds_the_rows_and_every_other_value_one_per_row(family, data):

@@ -46,6 +46,7 @@ def test_the_values_that_scorers_return_make_stocks_column_unless_a_difference_i
 @example([2**63])
 @example([np.False_, np.uint64(0)])
 @example([np.True_, np.uint64(2**63)])
+@example([np.zeros((2, 0), ">f8")])
 @given(values_of_one_key())
 def test_any_values_make_stocks_column_unless_a_difference_is_listed(values):
     assert_stocks_but_for_what_is_listed(values)

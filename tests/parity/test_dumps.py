@@ -21,7 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import covers
-from values import FAMILIES, values_of_a_family
+from values import FAMILIES, each_family, values_of_a_family
 from verl import DataProto
 from verl.utils import tensordict_utils as tu
 
@@ -121,7 +121,7 @@ WRITERS = {"trainer": Legacy, **V1}
 @covers("trainer", "RayPPOTrainer._write_generations")
 @covers("trainer_v1", "PPOTrainer._write_generations")
 @pytest.mark.parametrize("site", WRITERS)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(data=st.data())
 @settings(max_examples=4, deadline=None)
 def test_a_value_is_written_as_stock_writes_it(site, family, data):
@@ -219,7 +219,7 @@ def other(score, total):
 
 
 @covers("trainer", "RayPPOTrainer._log_rollout_data", "RayPPOTrainer._write_generations")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(data=st.data(), sums=SUMS, scores=SCORES)
 @settings(max_examples=3, deadline=None)
 def test_a_rollout_of_one_schema_is_dumped_by_the_legacy_trainer_as_on_stock(family, data, sums, scores):
@@ -289,7 +289,7 @@ def v1_rollouts(cls, rows, sums):
 
 @covers("trainer_v1", "PPOTrainer._log_rollout_data", "PPOTrainer._dump_generations", "PPOTrainer._write_generations")
 @pytest.mark.parametrize("cls", V1.values(), ids=V1)
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(data=st.data(), sums=SUMS, scores=SCORES)
 @settings(max_examples=3, deadline=None)
 def test_a_rollout_is_dumped_by_the_v1_trainer_as_on_stock_with_the_reward_columns_as_in_validation(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from in_process_actors import PATIENCE, Loops, in_this_process
 from on_stock import on_stock
 from sites import covers
-from values import FAMILIES, Level
+from values import FAMILIES, Level, each_family
 
 from verl_ext.demo import rig
 from verl_ext.errors import MissingRewardError, VerlExtError
@@ -121,7 +121,7 @@ def test_what_verls_own_cannot_carry_arrives(loops, columns):
 
 
 @covers("reward_loop", "RewardLoopManager.compute_rm_score")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @settings(few, max_examples=4)
 @given(data=st.data())
 def test_the_manager_takes_the_scores_that_verls_own_takes(loops, family, data):

@@ -22,7 +22,7 @@ from queue_in_memory import QueueInMemory
 from sites import covers
 from strategies import objects
 from tensordict import TensorDict
-from values import FAMILIES
+from values import FAMILIES, each_family
 from verl.protocol import DataProto
 from verl.trainer.ppo import core_algos, ray_trainer
 
@@ -33,8 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # NumPy's, of what it makes o
 
 EXAMPLES = settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.too_slow])
 ROWS, PROMPT, RESPONSE = 4, 2, 3
-
-each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +143,7 @@ def gdpo(columns: dict[str, Any]) -> torch.Tensor:
 
 
 @covers("advantage", "compute_gdpo_outcome_advantage")
-@each_family
+@each_family()
 @EXAMPLES
 @given(data=st.data())
 def test_gdpo_trains_on_what_verl_makes_finite_numbers_of_and_refuses_the_rest_by_name(family, data):
@@ -285,7 +283,7 @@ def test_a_v1_step_puts_verls_own_advantages_into_the_queue(module, estimator, d
 
 @covers("trainer_v1", "PPOTrainer._compute_advantage", "compute_advantage_for_multi_trajectories")
 @covers("main_ppo_sync", "PPOTrainer._compute_advantage", "compute_advantage_for_multi_trajectories")
-@each_family
+@each_family()
 @in_each_form
 @EXAMPLES
 @given(data=st.data())
@@ -356,7 +354,7 @@ def test_the_earlier_form_of_the_v1_trainer_is_given_the_very_same_patches():
 
 @covers("replay_buffer", "ReplayBuffer._dapo_filtered_keys")
 @pytest.mark.skipif(not is_there("verl.trainer.ppo.v1.replay_buffer"), reason="this verl has no replay buffer")
-@each_family
+@each_family()
 @EXAMPLES
 @given(data=st.data())
 def test_a_group_filter_takes_out_what_verls_does_and_says_whose_metric_is_no_number(family, data):

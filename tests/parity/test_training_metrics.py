@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from on_stock import on_stock
 from outcomes import outcome, raised, spelled
 from sites import covers
-from values import FAMILIES
+from values import FAMILIES, each_family
 
 from verl_ext import plugin
 from verl_ext.plugin import _run, _site
@@ -93,7 +93,7 @@ def batch_of(rows):
 
 
 @covers("metrics", "compute_data_metrics")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(rows=st.data(), which=WHICH)
 @settings(SETTINGS, max_examples=3)
 def test_a_step_of_the_dataproto_trainers_logs_what_stock_logs(family, rows, which):
@@ -115,7 +115,7 @@ def test_a_step_of_the_dataproto_trainers_logs_what_stock_logs(family, rows, whi
 
 
 @covers("trainer_v1", "PPOTrainer._compute_metrics")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(rows=st.data(), padding=st.booleans(), which=WHICH)
 @settings(SETTINGS, max_examples=3)
 def test_a_step_of_the_v1_trainer_logs_what_stock_logs(family, rows, padding, which):
@@ -184,7 +184,7 @@ STEPS = st.lists(
     "MetricsAggregator.get_aggregated_metrics",
     "MetricsAggregator.reset",
 )
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(steps=STEPS, rows=st.data(), which=WHICH)
 @settings(SETTINGS, max_examples=3)
 def test_several_steps_are_logged_as_one_as_stock_does(family, steps, rows, utils, which):
@@ -220,7 +220,7 @@ def test_several_steps_are_logged_as_one_as_stock_does(family, steps, rows, util
 
 
 @covers("aggregator", "RolloutSample.__init__", "assemble_batch_from_rollout_samples")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(rows=st.data(), balanced=st.booleans())
 @settings(SETTINGS, max_examples=3)
 def test_rollout_samples_become_the_batch_that_they_become_on_stock(family, rows, balanced, utils):

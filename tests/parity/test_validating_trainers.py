@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from on_stock import on_stock
 from outcomes import outcome, raised
 from sites import covers
-from values import FAMILIES
+from values import FAMILIES, each_family
 
 from verl_ext import plugin
 from verl_ext.plugin import _run, _site
@@ -143,7 +143,7 @@ def legacy_trainer(validation, column=stock_column):
 
 
 @covers("trainer", "RayPPOTrainer._validate", "extract_reward", "RayPPOTrainer._merge_validation_results")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(data=st.data())
 @settings(SETTINGS, max_examples=3)
 def test_the_legacy_trainer_validates_batches_of_one_schema_as_stock_does(family, data):
@@ -176,7 +176,7 @@ DATES = {"datetime64", "timedelta64"}
 """They stay dates, on purpose; stock makes integers of nanoseconds, and averages those."""
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - DATES))
+@each_family(but=DATES)
 @given(data=st.data())
 @settings(SETTINGS, max_examples=3)
 def test_the_columns_that_rewards_become_are_validated_to_the_numbers_of_stock(family, data):
@@ -270,7 +270,7 @@ def v1_validation(validation, failing=False):
 
 
 @covers("trainer_v1", "PPOTrainer._validate", "tq.kv_batch_get")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(data=st.data(), failing=st.booleans())
 @settings(SETTINGS, max_examples=3)
 def test_the_v1_trainer_validates_samples_of_one_schema_as_stock_does(family, data, failing):

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from on_stock import on_stock
 from sites import covers
-from values import FAMILIES, values_of_a_family
+from values import FAMILIES, each_family, values_of_a_family
 
 from verl_ext import plugin
 from verl_ext.plugin import _run, _site
@@ -73,7 +73,7 @@ def layouts(draw):
 
 
 @covers("metrics", "process_validation_metrics")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(layout=layouts(), key=st.sampled_from(["acc", "pred", "score", 3]), data=st.data())
 @settings(SETTINGS, max_examples=5)
 def test_where_verl_gives_a_number_so_do_we_and_the_same(family, layout, key, data, ours, stock):
@@ -121,7 +121,7 @@ def started(sources, uids, failed):
 
 
 @covers("metrics", "process_validation_metrics")
-@pytest.mark.parametrize("family", FAMILIES)
+@each_family()
 @given(layout=layouts(), data=st.data())
 @settings(SETTINGS, max_examples=3)
 def test_a_key_that_some_samples_lack_is_averaged_over_those_that_have_it_by_numpys_mean(family, layout, data, ours):

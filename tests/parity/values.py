@@ -10,12 +10,14 @@ import array
 import datetime
 import enum
 from collections import deque, namedtuple
+from collections.abc import Collection
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -130,6 +132,21 @@ FAMILIES: dict[str, st.SearchStrategy[Any]] = {
     "int64 beside uint64": EXACT.map(np.int64) | st.integers(0, 3).map(np.uint64),
     "NumPy numbers of two narrow kinds": EXACT.map(np.int8) | EXACT.map(np.int16),
 }
+
+IN_MAKE_TEST = frozenset(
+    (
+        *("floats, integers and bools", "NumPy float32", "integers beyond int64", "0-d tensors beside 0"),
+        *("arrays", "lists", "lists of other lengths", "lists of dicts", "text and numbers", "enums of text"),
+        *("bytes", "None beside floats", "dicts", "dates", "Decimal"),
+    )
+)
+"""One family of each sort; `make test-all` runs the others, too."""
+
+
+def each_family(*, but: Collection[str] = ()) -> pytest.MarkDecorator:
+    """A test's parameter `family`: each of them, `but` some."""
+    marks = {family: () if family in IN_MAKE_TEST else pytest.mark.slow for family in FAMILIES if family not in but}
+    return pytest.mark.parametrize("family", [pytest.param(family, marks=mark) for family, mark in marks.items()])
 
 
 def values_of_a_family(rows: int) -> st.SearchStrategy[list[Any]]:

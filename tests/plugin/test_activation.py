@@ -112,6 +112,7 @@ def test_verl_use_external_modules_activates_where_entry_points_are_off():
     assert mark == "protocol"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_process_is_taught_as_its_parent_is(method):
     found = in_new_process(

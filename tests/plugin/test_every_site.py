@@ -99,6 +99,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target", "change"), CHANGES)
 def test_a_site_whose_verl_function_changed_is_off_as_a_whole_and_says_which(name, target, change, taught_verl, caplog):
     plugin.deactivate()

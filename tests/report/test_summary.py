@@ -157,6 +157,7 @@ def test_a_common_value_is_found_among_any_others(texts):
     assert {text for text, count in counts.items() if count > counts.total() / 32 + 1} <= set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "rows"),
     [

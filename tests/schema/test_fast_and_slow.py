@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marks import slow_after
 from slow_schema import slowly_assembled
 from strategies import (
     KEYS,
@@ -70,7 +71,9 @@ def blocks_of_1024_rows(monkeypatch):
 
 
 @pytest.mark.usefixtures("blocks_of_1024_rows")
-@pytest.mark.parametrize("spoilt", [1023, 1024, 4999], ids=["end of a block", "start of the next", "last of all"])
+@pytest.mark.parametrize(
+    "spoilt", slow_after(1, [1023, 1024, 4999]), ids=["end of a block", "start of the next", "last of all"]
+)
 @pytest.mark.parametrize("value", [None, "text", 3, 0.5, True, np.float32(0.1), 2**53 + 1, [1.0], "a\0", "x" * 60_000])
 @pytest.mark.parametrize("others", [0.5, 1, True, "text", np.float64(0.5), [1.0], None], ids=repr)
 def test_one_value_of_another_kind_among_thousands_decides_as_among_few(others, value, spoilt):

@@ -55,6 +55,7 @@ def asked_prompt_by_prompt(worker, *groups):
     return DataProto.concat(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [([GSM8K, DAPO], [DAPO, GSM8K]), ([GSM8K, GSM8K], [DAPO, DAPO])], ids=str)
 def test_a_worker_that_puts_its_samples_together_outside_generate_sequences_loses_nothing(groups, worker):
     assert_whole(asked_prompt_by_prompt(worker, *groups), [info for infos in groups for info in infos])
@@ -65,6 +66,7 @@ def test_a_worker_that_is_called_directly_loses_nothing(infos, worker):
     assert_whole(ray.get(worker.generate_sequences.remote(prompts(rows_of(infos)))), infos)
 
 
+@pytest.mark.slow
 def test_a_driver_without_the_plugin_sees_pure_stock_from_workers_that_have_it(ray_session, verl, stock):
     with stock():
         worker = started(verl)
