@@ -45,8 +45,9 @@ def stock():
 def ray_session():
     """One local Ray for the session, where managers share worker processes."""
     import actors  # which imports Ray: not for tests that need none of this
+    import processes
 
-    with rig.local_ray(), actors.shared():
+    with processes.forked_workers(), rig.local_ray(), actors.shared():
         yield
 
 

@@ -1,62 +1,43 @@
-"""Python code in a process of its own, in a second: a fork of one that has imported what verl imports, but not verl.
+"""Python in processes of their own, each in a second: forks of one that has imported what verl imports, but not verl.
 
 To import verl takes ten seconds, of which nine go to the libraries that it imports. Which patches are applied, and by
 which variables, is decided when verl is imported: in the fork, as in any process.
 """
 
 import atexit
+import contextlib
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from unittest import mock
 
-LIBRARIES = (
-    *("numpy", "pandas", "pyarrow", "datasets", "PIL", "pydantic", "fastapi", "uvicorn", "hydra", "ray"),
-    *("torch", "torch._dynamo", "torch.distributed.fsdp", "tensordict", "transformers", "accelerate", "transfer_queue"),
-)
+HERE = Path(__file__).parent
 PATIENCE = 300
 """Seconds after which a process is ended by SIGALRM."""
-
-FORKING = f"""
-import contextlib, gc, importlib, json, os, signal, sys
-
-for library in {LIBRARIES}:
-    with contextlib.suppress(ImportError):
-        importlib.import_module(library)
-assert not any(name.partition(".")[0] in ("verl", "verl_ext") for name in sys.modules)
-gc.freeze()
-for line in sys.stdin:
-    code, environment, directory, out, err = json.loads(line)
-    if not os.fork():
-        break
-    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-else:
-    sys.exit()
-
-signal.alarm({PATIENCE})
-os.environ.clear()
-os.environ.update(environment)
-os.chdir(directory)
-for descriptor, path in enumerate((os.devnull, out, err)):
-    opened = os.open(path, os.O_RDWR | os.O_CREAT)
-    os.dup2(opened, descriptor)
-    os.close(opened)
-exec(compile(code, "<string>", "exec"), {{"__name__": "__main__"}})
-"""
 
 
 def run(code, *, env, cwd="."):
     """`code` run by a Python with these variables: as `subprocess.run` with `-c` returns it."""
-    forking = _forking()
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as connection:
         out, err = (Path(directory, name) for name in ("out", "err"))
-        request = [code, dict(env), os.path.abspath(cwd), str(out), str(err)]
-        forking.stdin.write(json.dumps(request) + "\n")
-        forking.stdin.flush()
-        exit_code = int(forking.stdout.readline())
+        connection.connect(forking())
+        request = {
+            "code": code,
+            "arguments": ["-c"],
+            "environment": dict(env),
+            "directory": os.path.abspath(cwd),
+            "out": str(out),
+            "err": str(err),
+            "seconds": PATIENCE,
+        }
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        exit_code = int(connection.makefile().readline())
         return subprocess.CompletedProcess(code, exit_code, out.read_text(), err.read_text())
 
 
@@ -66,10 +47,41 @@ def verl_ext(*arguments, env, cwd=".", first=""):
     return run(f"import sys; {first}\n{command}", env=env, cwd=cwd)
 
 
+@contextlib.contextmanager
+def forked_workers():
+    """Within the block, a Ray that this process starts gets forks for its worker processes."""
+    from ray._private.parameter import RayParams
+
+    rays = RayParams.update_if_absent
+
+    def update_if_absent(self, **parameters):
+        if "setup_worker_path" in parameters:
+            starter = Path(forking()).with_name("setup_worker.py")
+            setup = parameters["setup_worker_path"], forking()
+            starter.write_text(f"import sys\nsys.argv[1:1] = {setup!r}\n" + (HERE / "ray_worker.py").read_text())
+            parameters["setup_worker_path"] = str(starter)
+        rays(self, **parameters)
+
+    none_before_they_are_asked_for = mock.patch.dict(os.environ, RAY_prestart_worker_first_driver="0")
+    with none_before_they_are_asked_for, mock.patch.object(RayParams, "update_if_absent", update_if_absent):
+        yield
+
+
 @functools.cache
-def _forking():
-    forking = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    atexit.register(forking.communicate)
-    return forking
+def forking():
+    """The socket of the process that forks, which ends with this one."""
+    directory = tempfile.TemporaryDirectory(prefix="verl-ext-")
+    path = Path(directory.name, "socket")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # each fork has its own
+    command = [sys.executable, "-W", "ignore", str(HERE / "forking.py"), str(path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+
+    def end():
+        process.communicate()
+        directory.cleanup()
+
+    atexit.register(end)
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return str(path)
