@@ -27,7 +27,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("override", FORMS)
+@pytest.mark.parametrize("override", slow_after(2, FORMS))
 def test_each_form_of_a_fill_value_arrives_through_hydra(override, composed):
     assert Settings.of(composed(override)).fill == FORMS[override]
 
@@ -65,7 +65,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("override", slow_after(5, WRONG))
+@pytest.mark.parametrize("override", slow_after(3, WRONG))
 def test_a_wrong_setting_is_refused_by_name(override, composed):
     with pytest.raises(SettingsError, match=WRONG[override]):
         Settings.of(composed(override))

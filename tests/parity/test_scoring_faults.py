@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from in_process_actors import Loops, in_this_process
+from marks import slow_after
 from on_stock import on_stock
 from sites import covers
 
@@ -171,7 +172,7 @@ def innermost(error):
 
 @covers("reward", "get_custom_reward_fn")
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", ORDINARY)
+@pytest.mark.parametrize("kind", slow_after(5, ORDINARY))
 def test_an_ordinary_exception_is_what_it_is_on_stock_verl(loops, path, kind):
     ours = raised(loops, path, ORDINARY[kind])
     with on_stock():

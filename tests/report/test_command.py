@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from marks import slow_after
 
 from report.dumps import write_run, write_step
 from report.test_page import ATTACKS, hostile_run
@@ -155,7 +156,9 @@ def test_strict_stops_there(tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize("arguments", [["none"], ["."], [".", "--html", "none/page.html"], [".", "--nan", "maybe"], []])
+@pytest.mark.parametrize(
+    "arguments", slow_after(2, [["none"], ["."], [".", "--html", "none/page.html"], [".", "--nan", "maybe"], []])
+)
 def test_what_cannot_be_read_or_written_and_wrong_use_are_exit_code_2(arguments, tmp_path):
     arguments = [
         str(tmp_path / argument) if "-" not in argument and argument != "maybe" else argument for argument in arguments
@@ -209,7 +212,7 @@ def test_the_report_needs_neither_torch_nor_verl_nor_ray(stock):
     assert run(stock, start=("-c", code)).returncode == 0
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", slow_after(1, ["utf-8", "ascii", "latin-1"]))
 def test_hostile_names_and_values_drive_no_terminal_and_break_no_line(encoding, tmp_path):
     done = run(hostile_run(tmp_path, *ATTACKS), PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from marks import slow_after
 from verl import DataProto
 from verl.trainer.ppo.reward import extract_reward
 from verl.utils import tensordict_utils as tu
@@ -41,7 +42,7 @@ def test_batches_of_different_schemas_are_joined_with_every_value_at_its_row(bat
         assert isinstance(outcome(lambda: joined(verl, *batches)), AssertionError)
 
 
-@pytest.mark.parametrize("order", orders(rows=4))
+@pytest.mark.parametrize("order", slow_after(6, orders(rows=4)))
 def test_all_orders_of_two_schemas_over_two_batches_are_joined_with_every_value_at_its_row(order, verl):
     infos = infos_of(order)
     assert_whole(joined(verl, infos[:2], infos[2:]), infos)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from marks import slow_after
 
 from .surroundings import (
     DAPO,
@@ -24,7 +25,7 @@ ON_THEIR_OWN = [Intersection, FirstSample, NoSubclass, OfNoSubclass, Dictless]
 
 
 @pytest.mark.parametrize("worker", KEEP_THE_DICTS)
-@pytest.mark.parametrize("order", orders(rows=4))
+@pytest.mark.parametrize("order", slow_after(4, orders(rows=4)))
 def test_all_orders_of_two_schemas_over_two_workers_come_out_with_every_value_at_its_row(order, worker, verl):
     infos = infos_of(order)
     output = verl.generated(infos, worker, workers=2)
@@ -35,7 +36,7 @@ def test_all_orders_of_two_schemas_over_two_workers_come_out_with_every_value_at
 SCHEMAS = {"gsm8k": GSM8K, "dapo": DAPO, "nothing": {}, "judge": {"judge": [1, 2]}}
 
 
-@pytest.mark.parametrize("names", list(itertools.permutations(SCHEMAS)), ids=" ".join)
+@pytest.mark.parametrize("names", slow_after(8, itertools.permutations(SCHEMAS)), ids=" ".join)
 def test_four_schemas_over_four_workers_come_out_whatever_the_first_workers_keys_are(names, verl):
     infos = [SCHEMAS[name] for name in names]
     assert_whole(verl.generated(infos, NoSubclass, workers=4), infos)
@@ -54,7 +55,7 @@ def test_on_stock_the_keys_that_one_sample_lacks_are_lost_and_workers_with_other
 
 
 @pytest.mark.parametrize("worker", ON_THEIR_OWN)
-@pytest.mark.parametrize("infos", [[GSM8K] * 4, [DAPO] * 4, [{}] * 4], ids=["gsm8k", "dapo", "nothing"])
+@pytest.mark.parametrize("infos", slow_after(1, [[GSM8K] * 4, [DAPO] * 4, [{}] * 4]), ids=["gsm8k", "dapo", "nothing"])
 def test_one_schema_comes_out_as_on_stock_and_the_keys_in_the_order_that_the_worker_gave_them(
     infos, worker, verl, stock
 ):
