@@ -295,7 +295,7 @@ def _compute_advantage(stock: Function) -> Function:
 
 
 def _abstains(algorithm: Any) -> bool:
-    """Whether samples may abstain, by verl's `config.algorithm`, or by the run where it is no node of a configuration."""
+    """Whether samples may abstain, by verl's `config.algorithm`; by the run, where it is no node of a configuration."""
     settings = Settings.of(algorithm) if hasattr(algorithm, "_get_root") else _run.current().settings
     return settings.abstains
 
