@@ -1,4 +1,4 @@
-"""Made-up batches as verl's trainers have them before advantages: and the obvious model, which drops rows and scatters."""
+"""Made-up batches as trainers have them before advantages; and the obvious model: drop rows, compute, scatter."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Samples that abstain in the legacy trainer: they train nothing, count nowhere, and are told of; the others as ever."""
+"""Samples that abstain in the legacy trainer: they train nothing and count nowhere; the others train as ever."""
 
 import json
 import math
