@@ -1,4 +1,4 @@
-"""A third of one data source's samples cannot be scored: a run in which they abstain learns, one that gives 0.0 does not.
+"""A third of one data source's samples has no score: a run in which they abstain learns, one that gives 0.0 does not.
 
 A right answer begins with a digit, and for half of those the judge times out. With 0.0 an answer earns more if it does
 not: the run learns to avoid what it should learn.

@@ -22,6 +22,28 @@ Value = TypeVar("Value")
 
 # --- where a sample is scored ------------------------------------------------------------------------------------
 
+LEFT_OUT = "verl_ext_leaves_out"
+"""Key of verl's configuration by which the driver tells its reward workers that it leaves unscored samples out.
+
+Without it they act as with `error`: a driver that does not run the plugin would train on the NaN.
+"""
+
+
+def promise_to_leave_out(config: Any) -> None:
+    """Tell the reward workers that are made with this configuration, if samples may abstain."""
+    from omegaconf import open_dict
+
+    settings = Settings.of(config)
+    refuse_where_not_left_out(settings)
+    if settings.abstains:
+        with open_dict(config):
+            config[LEFT_OUT] = True
+
+
+def may_abstain(config: Any) -> bool:
+    """Whether a sample without a score abstains, to a reward worker with this configuration."""
+    return Settings.of(config).abstains and bool(config.get(LEFT_OUT))
+
 
 def computable(result: Any, settings: Settings) -> Any:
     """What a reward function returned, such that verl's reward managers can do sums with it: NaN for a missing score.

@@ -9,7 +9,7 @@ import functools
 import inspect
 from typing import Any
 
-from verl_ext.plugin._abstain import computable_call, computable_coroutine
+from verl_ext.plugin._abstain import computable_call, computable_coroutine, may_abstain
 from verl_ext.plugin._raised import answering
 from verl_ext.plugin._site import Function, PatchSite
 from verl_ext.settings import Settings
@@ -27,9 +27,10 @@ def _get_custom_reward_fn(stock: Function) -> Function:
         scorer = stock(config)
         if scorer is None:
             return scorer
-        is_coroutine, settings = inspect.iscoroutinefunction(scorer), Settings.of(config)
-        if settings.abstains:
-            scorer = functools.partial(computable_coroutine if is_coroutine else computable_call, settings, scorer)
+        is_coroutine = inspect.iscoroutinefunction(scorer)
+        if may_abstain(config):
+            call = computable_coroutine if is_coroutine else computable_call
+            scorer = functools.partial(call, Settings.of(config), scorer)
         # A coroutine raises in the reward worker itself, which sees it (`RewardLoopWorker.compute_score`).
         return scorer if is_coroutine else functools.partial(answering, scorer)
 

@@ -17,7 +17,7 @@ import verl_ext
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
 from verl_ext.dump_fields import ABSTAINED
 from verl_ext.errors import MissingRewardError, shown
-from verl_ext.plugin._abstain import SETTING, abstaining, refuse_where_not_left_out, unscored
+from verl_ext.plugin._abstain import SETTING, abstaining, may_abstain, promise_to_leave_out, unscored
 from verl_ext.plugin._guard import refusing_mixed_rows
 from verl_ext.plugin._raised import as_named, comes_from_outside, current_task
 from verl_ext.plugin._sendable import changed, sendable
@@ -56,9 +56,8 @@ def _compute_score(stock: Function) -> Function:
                 raise
             raise named from None  # the text of the error may be what ends the worker
         answer = {**answer, "reward_extra_info": answer.get("reward_extra_info", {})}
-        settings = Settings.of(self.config)
-        if settings.abstains:
-            answer = abstaining(answer, as_number(answer["reward_score"]), settings, sample)
+        if may_abstain(self.config):
+            answer = abstaining(answer, as_number(answer["reward_score"]), Settings.of(self.config), sample)
         return sendable(answer, sample)
 
     return compute_score
@@ -187,7 +186,7 @@ def _envelope(row: Row) -> dict[str, Any]:
 @site.wraps("RewardLoopManager.__init__", "self", "config", REST)
 def _init(stock: Function) -> Function:
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        refuse_where_not_left_out(Settings.of(config))  # in the driver, whatever its trainer
+        promise_to_leave_out(config)  # in the driver, whatever its trainer
         stock(self, config, *args, **kwargs)
 
     return init
@@ -217,7 +216,7 @@ def _compute_rm_score(stock: Function) -> Function:
         tensors = dict.fromkeys(data.batch.keys(), "a tensor of the batch that was scored")
         scored.finalize(reserved=tensors, keep_raw=False)
         setattr(scored, ROWS, rows.tolist())
-        if Settings.of(self.config).abstains:
+        if may_abstain(self.config):
             _keep_missing(scored.batch, [bool((row or {}).get(ABSTAINED)) for row in rows.tolist()])
         return scored
 
