@@ -108,6 +108,20 @@ def test_gdpo_by_hand():
     assert found == pytest.approx([-((11 / 8) ** 0.5), 0.0, 0.0, (11 / 8) ** 0.5], abs=1e-4)
 
 
+def test_gdpo_with_a_component_that_is_skipped_asks_nothing_of_unscored_samples():
+    def components(data):
+        data.non_tensor_batch["form"] = np.array([0.0, None, 2.0, 1.0, None], dtype=object)
+        return data
+
+    config = algorithm(unscored="abstain", fill={"form": "skip"})
+    data = components(batch([1.0, None, 0.0, 2.0, 0.5], [0] * 5))
+    rows = [True, False, True, True, True]
+    expected = dropped_and_scattered(data, rows, "gdpo", config)
+    found = advantages(components(batch([1.0, None, 0.0, 2.0, 0.5], [0] * 5)), "gdpo", config).batch
+    assert torch.equal(found["advantages"], expected["advantages"])
+    assert found["advantages"][4].any()  # scored, and without the one component
+
+
 def test_a_group_without_any_score_trains_nothing_and_the_others_as_ever():
     assert first_tokens([None, None, 1.0, 0.0], [0, 0, 1, 1], "grpo") == pytest.approx(
         [0.0, 0.0, 2**-0.5, -(2**-0.5)], abs=1e-5

@@ -138,3 +138,48 @@ def test_a_batch_without_any_score_is_a_named_error(train):
 def test_what_cannot_be_done_with_such_samples_is_a_named_error_at_start(train):
     with pytest.raises(SettingsError, match="use_pf_ppo"):
         train(judged(), "++algorithm.use_pf_ppo=true")
+
+
+# --- the other trainers on DataProto -----------------------------------------------------------------------------
+
+TOKENS = 2
+"""Of an answer: a digit, and the end."""
+
+
+@pytest.fixture(scope="module")
+def around(shared, rows):
+    pytest.importorskip("transfer_queue", reason="the matrix of trainers has verl's v1 trainer, too")
+    matrix = pytest.importorskip("e2e.matrix", reason="not every verl has all of the trainers")
+    with matrix.surroundings(rows, shared) as surroundings:
+        yield surroundings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "trainer",
+    ["separation", "separation, scores itself", "one-step-off", "one-step-off, scores itself", "fully async"],
+)
+def test_each_of_the_other_trainers_goes_on_and_trains_on_the_scored(trainer, around):
+    from e2e import matrix
+
+    class Judged(matrix.Case):
+        """Questions to the judge that times out."""
+
+        @property
+        def overrides(self):
+            return [*ABSTAIN, "algorithm.adv_estimator=grpo"]
+
+        def rows(self, rows):
+            return judged()
+
+    run = matrix.TRAINERS[trainer](Judged(trainer, "GRPO", "made"), around)
+    assert run.error is None
+    assert run.steps == STEPS
+    told = [columns["unscored"] for _, columns in run.arrived]
+    assert len(told) == STEPS * PROMPTS * N
+    assert {why for why in told if why is not None} == {"the judge timed out"}
+    assert all((columns["score"] is None) == (columns["unscored"] is not None) for _, columns in run.arrived)
+    trained = torch.cat(run.advantages)  # the tokens whose mask is not zero
+    assert trained.isfinite().all()
+    assert trained.numel() == TOKENS * told.count(None)
+    assert trained.any()
