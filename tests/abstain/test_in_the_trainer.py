@@ -134,6 +134,16 @@ def test_a_filter_that_computes_its_metric_of_the_tensors_is_refused_at_start(me
     trainer._refuse_not_supported(Settings(), {}, metric)
 
 
+def test_the_older_workers_of_verl_0_7_are_refused_at_start():
+    """They divide by the tokens of each micro-batch, and not by those of the mini-batch."""
+    with pytest.raises(SettingsError, match="use_legacy_worker_impl=auto"):
+        trainer._refuse_not_supported(
+            Settings(unscored="abstain"), {"trainer": {"use_legacy_worker_impl": "auto"}}, None
+        )
+    config = {"trainer": {"use_legacy_worker_impl": "disable"}}
+    trainer._refuse_not_supported(Settings(unscored="abstain"), config, None)
+
+
 # --- validation and dumps ----------------------------------------------------------------------------------------
 
 

@@ -97,7 +97,7 @@ def _begin_run(trainer: Any, config: Any) -> None:
     group_filter = algorithm.get("filter_groups", None) or {}
     metric = group_filter.get("metric", None) if group_filter.get("enable", True) else None
     run.filter_metric = metric if own_filter and metric not in _COMPUTED_METRICS else None
-    _refuse_not_supported(run.settings, algorithm, metric if own_filter else None)
+    _refuse_not_supported(run.settings, config, metric if own_filter else None)
     read = {*component_keys(algorithm), metric if own_filter or not legacy else None}
     for key in run.settings.fill.keys() - read:
         warn_once(
@@ -109,16 +109,21 @@ def _begin_run(trainer: Any, config: Any) -> None:
         trainer._validate = MethodType(_in_line(type(trainer)._validate), trainer)
 
 
-def _refuse_not_supported(settings: Settings, algorithm: Any, filter_metric: str | None) -> None:
+def _refuse_not_supported(settings: Settings, config: Any, filter_metric: str | None) -> None:
     """Refuse by name what cannot be done with samples that abstain."""
     refuse_where_not_left_out(settings)
-    if settings.abstains and algorithm.get("use_pf_ppo", False):
-        raise SettingsError(f"{SETTING} and algorithm.use_pf_ppo, which draws samples by their scores, exclude another")
-    if settings.abstains and filter_metric in _COMPUTED_METRICS:
-        raise SettingsError(
-            f"{SETTING} and algorithm.filter_groups.metric={filter_metric}: a filter that computes its metric of the "
-            "batch's tensors sees the samples without a score, too. Name a reward key, such as score or acc"
-        )
+    algorithm, trainer = (config.get(part, None) or {} for part in ("algorithm", "trainer"))
+    workers = trainer.get("use_legacy_worker_impl", None) or "disable"  # verl 0.7 has two forms of them
+    reasons = {
+        "algorithm.use_pf_ppo draws samples by their scores": algorithm.get("use_pf_ppo", False),
+        f"algorithm.filter_groups.metric={filter_metric} is computed of a batch's tensors, whoever has a score: name a "
+        "reward key, such as score or acc": filter_metric in _COMPUTED_METRICS,
+        f"with trainer.use_legacy_worker_impl={workers} the loss of a micro-batch in which nothing is scored is NaN: "
+        "set it to disable": workers != "disable",
+    }
+    for reason, holds in reasons.items():
+        if settings.abstains and holds:
+            raise SettingsError(f"{SETTING} cannot be: {reason}")
 
 
 def _defines_itself(trainer: Any, method: str) -> bool:
