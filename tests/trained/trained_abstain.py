@@ -1,7 +1,7 @@
-"""A third of one data source's samples has no score: a run in which they abstain learns, one that gives 0.0 does not.
+"""A third of one data source's samples has no score: a run in which they abstain learns all, one that gives 0.0 less.
 
 A right answer begins with a digit, and for half of those the judge times out. With 0.0 an answer earns more if it does
-not: the run learns to avoid what it should learn.
+not: the run holds on to wrong answers.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ def curve(outcome, key):
     return [float(np.mean(steps[step])) for step in sorted(steps)]
 
 
-def test_a_run_learns_what_it_learns_without_the_outage_where_samples_abstain_and_not_where_they_earn_nothing(judged):
+def test_a_run_learns_what_it_learns_without_the_outage_where_samples_abstain_and_less_where_they_earn_nothing(judged):
     outcomes = {outage: judged(outage) for outage in ("whole", "abstain", "zero")}
     worth, first = ({outage: curve(outcome, key) for outage, outcome in outcomes.items()} for key in ("worth", "first"))
     for outage, outcome in outcomes.items():
@@ -45,12 +45,10 @@ def test_a_run_learns_what_it_learns_without_the_outage_where_samples_abstain_an
         )
         assert not outcome.error
         assert outcome.moved and outcome.finite and not outcome.lost
-    ends = {outage: float(np.mean(found[-LAST:])) for outage, found in worth.items()}
-    begins = {outage: float(np.mean(found[-LAST:])) for outage, found in first.items()}
-    assert ends["abstain"] > 0.8 * ends["whole"]
-    assert ends["zero"] < 0.8 * ends["whole"]
-    assert begins["abstain"] > 0.8 * begins["whole"]
-    assert begins["zero"] < 0.5 * begins["whole"]
+    for found in (worth, first):
+        ends = {outage: float(np.mean(of_run[-LAST:])) for outage, of_run in found.items()}
+        assert ends["abstain"] > ends["whole"] - 0.05
+        assert ends["zero"] < ends["whole"] - 0.1
 
     logged = outcomes["abstain"].run.logged()
     counts = [
