@@ -134,6 +134,20 @@ def test_a_filter_that_computes_its_metric_of_the_tensors_is_refused_at_start(me
     trainer._refuse_not_supported(Settings(), {}, metric)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"algorithm": {"use_pf_ppo": True}},
+        {"distillation": {"enabled": True}},
+        {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "bypass_mode"}}}},
+    ],
+)
+def test_what_stops_at_a_micro_batch_without_any_token_or_draws_by_scores_is_refused_at_start(config):
+    with pytest.raises(SettingsError, match=r"^\+verl_ext\.unscored=abstain cannot be: "):
+        trainer._refuse_not_supported(Settings(unscored="abstain"), config, None)
+    trainer._refuse_not_supported(Settings(), config, None)
+
+
 def test_the_older_workers_of_verl_0_7_are_refused_at_start():
     """They divide by the tokens of each micro-batch, and not by those of the mini-batch."""
     with pytest.raises(SettingsError, match="use_legacy_worker_impl=auto"):

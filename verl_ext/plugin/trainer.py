@@ -112,18 +112,32 @@ def _begin_run(trainer: Any, config: Any) -> None:
 def _refuse_not_supported(settings: Settings, config: Any, filter_metric: str | None) -> None:
     """Refuse by name what cannot be done with samples that abstain."""
     refuse_where_not_left_out(settings)
-    algorithm, trainer = (config.get(part, None) or {} for part in ("algorithm", "trainer"))
-    workers = trainer.get("use_legacy_worker_impl", None) or "disable"  # verl 0.7 has two forms of them
+    algorithm = _part(config, "algorithm")
+    workers = _part(config, "trainer").get("use_legacy_worker_impl", None) or "disable"  # verl 0.7 has two forms
+    policy_loss = _part(config, "actor_rollout_ref", "actor", "policy_loss")
     reasons = {
         "algorithm.use_pf_ppo draws samples by their scores": algorithm.get("use_pf_ppo", False),
         f"algorithm.filter_groups.metric={filter_metric} is computed of a batch's tensors, whoever has a score: name a "
         "reward key, such as score or acc": filter_metric in _COMPUTED_METRICS,
         f"with trainer.use_legacy_worker_impl={workers} the loss of a micro-batch in which nothing is scored is NaN: "
         "set it to disable": workers != "disable",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode stops at a micro-batch in which nothing is scored": (
+            policy_loss.get("loss_mode", None) == "bypass_mode"
+        ),
+        "distillation needs no scores, and stops at a micro-batch in which nothing is scored": (
+            _part(config, "distillation").get("enabled", False)
+        ),
     }
     for reason, holds in reasons.items():
         if settings.abstains and holds:
             raise SettingsError(f"{SETTING} cannot be: {reason}")
+
+
+def _part(config: Any, *path: str) -> Any:
+    """A part of verl's configuration; an empty one where there is none."""
+    for name in path:
+        config = config.get(name, None) or {}
+    return config
 
 
 def _defines_itself(trainer: Any, method: str) -> bool:
