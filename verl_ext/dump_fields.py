@@ -14,6 +14,10 @@ REWARD_SUM = "reward_sum"
 """What the trainer summed up, in rows whose `score` is another number, which the reward function returned."""
 
 
+ABSTAINED = "unscored"
+"""The reserved reward key that says why a sample has no score, with `+verl_ext.unscored=abstain`: text, or `True`."""
+
+
 def beside(field: str) -> str:
     """The field for what the reward function returned under the name of a field, in rows where that holds another."""
     return f"reward_extra/{field}"

@@ -210,15 +210,18 @@ class RewardMetrics:
         which: `sparse`: keys that some sample of the run has lacked; `all`; or `off`.
         texts: keys whose values are text, and of which the shares of the commonest values are wanted.
         nan_is_missing: whether NaN counts as a missing value.
+        abstained: the reward key that says why a sample has no score; `None` in a run where none may lack it.
         warn: called with what a warning is about, and the warning; once for each is enough.
     """
 
     which: str = "sparse"
     texts: Sequence[str] = ()
     nan_is_missing: bool = False
+    abstained: str | None = None
     warn: Callable[[object, str], None] = lambda what, message: None
     _last: Step | None = None
     _rows: int = 0
+    _have_abstained: bool = False
     _lacked: dict[str, bool] = field(default_factory=dict)
     _are_numbers: set[str] = field(default_factory=set)
     _sources: dict[str, None] = field(default_factory=dict)
@@ -235,10 +238,18 @@ class RewardMetrics:
 
         Returns:
             By name, `reward_extra/<key>/mean` and so on, and with more than one data source in the run the same under
-            `reward_extra/<data source>/<key>/...`.
+            `reward_extra/<data source>/<key>/...`. Of samples that have abstained their count and their share.
         """
+        whys = columns.get(self.abstained, ()) if self.abstained is not None else ()
+        missing = np.array([bool(why) for why in whys] or np.zeros(rows), dtype=bool)
+        if 2 * missing.sum() > rows:
+            self.warn(
+                "unscored",
+                f"{missing.sum()} of the {rows} samples of a step have no score, and train nothing: an outage?",
+            )
         if self.which == "off":
             return {}
+        columns = {key: column for key, column in columns.items() if key != self.abstained}
         by_source: dict[str, list[int]] = {}
         for row, source in enumerate(() if sources is None else sources):
             by_source.setdefault(str(source), []).append(row)
@@ -264,6 +275,11 @@ class RewardMetrics:
                     alone = len(at) == rows
                     summaries[place, key] = whole if alone else Summary.of(values[at][mask[at]], len(at))
         self._remember(counts, rows)
+        if self.abstained is not None and missing.any() | self._have_abstained:
+            self._have_abstained = True
+            summaries.update(
+                {(place, self.abstained): Summary(len(at), int(missing[at].sum())) for place, at in places.items()}
+            )
         self._last = Step({place: len(at) for place, at in places.items()}, summaries)
         return self.logged(self._last)
 
@@ -289,6 +305,11 @@ class RewardMetrics:
         for key in [*numbers, *dict.fromkeys(self.texts)]:
             for place in places:
                 metrics.update(step.summary(place, key).metrics(self._name(place, key)))
+        if self.abstained is not None and self._have_abstained:
+            for place in places:
+                unscored, name = step.summary(place, self.abstained), self._name(place, self.abstained)
+                metrics[f"{name}/count"] = float(unscored.count)
+                metrics[f"{name}/share"] = unscored.count / unscored.rows if unscored.rows else 0.0
         return metrics
 
     def _is_logged(self, key: str) -> bool:

@@ -19,6 +19,9 @@ SECTION = "verl_ext"
 SKIP = "skip"
 """The fill by which a GDPO component counts only for the samples that have it."""
 
+ABSTAIN = "abstain"
+"""What a sample without a score does, where it is no error: it trains nothing and counts in no baseline."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -31,12 +34,19 @@ class Settings:
         fill: by reward key, the number to train with where a sample has not emitted the key; NaN stands for `skip`:
             the component adds nothing to the advantage of such a sample. Also `+verl_ext.fill={reward/jpeg: 0.0}`, for
             keys that Hydra's dotted form cannot spell.
+        unscored: what becomes of a sample without a score: an `error`, or it may `abstain`: it trains nothing.
     """
 
     fill: Mapping[str, float] = field(default_factory=dict)
     metrics: str = "sparse"
     text_metrics: Sequence[str] = ()
     nan: str = "value"
+    unscored: str = "error"
+
+    @property
+    def abstains(self) -> bool:
+        """Whether a sample without a score trains nothing, instead of ending the run."""
+        return self.unscored == ABSTAIN
 
     def misses(self, value: Any) -> bool:
         """Whether a value of a reward column counts as missing."""
@@ -130,6 +140,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "metrics": _one_of("metrics", "sparse", "all", "off"),
     "text_metrics": _text_metrics,
     "nan": _one_of("nan", "value", "missing"),
+    "unscored": _one_of("unscored", "error", ABSTAIN),
 }
 
 

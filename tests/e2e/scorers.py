@@ -22,6 +22,18 @@ def score_is_none(answer, index):
     return {"score": None if index % 4 == 2 else answer, "acc": answer}
 
 
+def judge_times_out(answer, index):
+    """A judge that is out of reach for some questions, and for the right answer to others."""
+    if index % 4 == 2 or (index % 4 == 1 and answer):
+        return {"score": None, "acc": 1.0, "unscored": "the judge timed out"}
+    return {"score": answer, "acc": answer}
+
+
+def never_scored(answer, index):
+    """A judge that is out of reach."""
+    return None
+
+
 def format_is_none(answer, index):
     """A component that the scorer itself fills with None where it does not apply."""
     return {"score": answer, "acc": answer, "format": None if index % 4 == 2 else 1.0}
@@ -72,6 +84,8 @@ SCORERS = {
     for scorer in (
         returns_reward,
         score_is_none,
+        judge_times_out,
+        never_scored,
         format_is_none,
         acc_where_sure,
         judge_is_nan,

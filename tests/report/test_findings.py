@@ -57,6 +57,11 @@ def found(*steps):
         ),
         ([[{"score": 1.0}], [{"score": None}]], ("ends early", "score", "not after step 1")),
         ([[{"score": 1.0}, {"score": None}]], ("score replaced", "score", "null or missing in 1 of 2 rows")),
+        (
+            [[{"score": 1.0, "unscored": None}, {"score": None, "unscored": "out"}], [{"score": 0.0}]],
+            ("unscored", "unscored", "1 of 3 rows have no score: they train nothing and count in no mean"),
+        ),
+        ([[{"score": 1.0, "unscored": True}], [{"score": 0.0}]], ("ends early", "unscored", "not after step 1")),
     ],
 )
 def test_each_kind_is_found_and_names_its_steps(steps, expected):

@@ -34,6 +34,7 @@ SITES = {
     "aggregator": "verl.experimental.fully_async_policy.detach_utils",
     "metrics": "verl.trainer.ppo.metric_utils",
     "advantage": "verl.trainer.ppo.core_algos",
+    "losses": "verl.workers.utils.losses",
     "trainer": "verl.trainer.ppo.ray_trainer",
     "trainer_v1": "verl.trainer.ppo.v1.trainer_base",
     "replay_buffer": "verl.trainer.ppo.v1.replay_buffer",

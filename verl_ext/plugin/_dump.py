@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from verl_ext.column import RAW_COLUMN
-from verl_ext.dump_fields import FIELDS, REWARD_SUM, SCORE, beside
+from verl_ext.dump_fields import ABSTAINED, FIELDS, REWARD_SUM, SCORE, beside
 from verl_ext.errors import shown
+from verl_ext.plugin import _run
 from verl_ext.plugin._json import JsonForm, free
 from verl_ext.plugin._site import Function, warn_once
 from verl_ext.plugin._trial import seeing
@@ -62,8 +64,9 @@ def writing_dumpable(stock: Function, dates_as_text: bool = True) -> Function:
         dump_path: Any,
         global_steps: Any,
     ) -> Any:
+        scores, infos = _without_nan(scores, reward_extra_infos_dict)
         own = _own_fields(inputs, outputs, gts, scores, global_steps)
-        infos = dumpable(reward_extra_infos_dict, own, dates_as_text)
+        infos = dumpable(infos, own, dates_as_text)
         return stock(inputs, outputs, gts, scores, infos, dump_path, global_steps)
 
     return write_generations
@@ -75,8 +78,9 @@ def dumping_dumpable(stock: Function) -> Function:
     def dump_generations(
         self: Any, inputs: Any, outputs: Any, gts: Any, scores: Any, reward_extra_infos_dict: Any, dump_path: Any
     ) -> Any:
+        scores, infos = _without_nan(scores, reward_extra_infos_dict)
         own = _own_fields(inputs, outputs, gts, scores, self.global_steps)
-        return stock(self, inputs, outputs, gts, scores, dumpable(reward_extra_infos_dict, own), dump_path)
+        return stock(self, inputs, outputs, gts, scores, dumpable(infos, own), dump_path)
 
     return dump_generations
 
@@ -100,6 +104,26 @@ def writes_rows_whole(write: Function) -> bool:
         and differing["found"] == 3
         and "thing" in differing
     )
+
+
+def _without_nan(scores: Any, infos: Mapping[Any, Any]) -> tuple[Any, Mapping[Any, Any]]:
+    """The scores and the reward columns of a dump, with `None` for the NaN by which a missing score travels."""
+    whys = infos.get(ABSTAINED, ())
+    if not (_run.current().settings.abstains and any(whys)):
+        return scores, infos
+
+    def told(values: Sequence[Any]) -> list[Any]:
+        missing = (
+            why and isinstance(value, float) and math.isnan(value) for value, why in zip(values, whys, strict=True)
+        )
+        return [None if lacks else value for value, lacks in zip(values, missing, strict=True)]
+
+    summed = {key: told(infos[key]) for key in _SUMMED if key in infos}
+    return told(scores), {**infos, **summed}
+
+
+_SUMMED = ("reward",)
+"""The lists beside the reward columns in which verl's validation keeps what it sums up."""
 
 
 def _own_fields(inputs: Any, outputs: Any, gts: Any, scores: Any, step: Any) -> dict[str, Sequence[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_ext.dump_fields import ABSTAINED
 from verl_ext.names import Names
 from verl_ext.plugin._site import warn_once
 from verl_ext.reward_metrics import RewardMetrics
@@ -21,7 +22,11 @@ class Run:
         self.settings = settings
         self.filter_metric: str | None = None
         self.metrics = RewardMetrics(
-            settings.metrics, settings.text_metrics, nan_is_missing=settings.nan == "missing", warn=warn_once
+            settings.metrics,
+            settings.text_metrics,
+            nan_is_missing=settings.nan == "missing",
+            abstained=ABSTAINED if settings.abstains else None,
+            warn=warn_once,
         )
         self.validated: Names[tuple[Any, Any]] = Names()
 

@@ -10,8 +10,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from verl_ext.dump_fields import ABSTAINED
 from verl_ext.names import Names
 from verl_ext.plugin import _run
+from verl_ext.plugin._abstain import unscored
 from verl_ext.plugin._averages import Averages, Metrics, Samples
 from verl_ext.plugin._site import REST, Function, PatchSite
 from verl_ext.plugin._trial import ALIGNED, unless, verls_own
@@ -33,12 +35,18 @@ def _compute_data_metrics(stock: Function) -> Function:
     def compute_data_metrics(batch: Any, *args: Any, **kwargs: Any) -> Any:
         from verl_ext.protocol import REWARD_KEYS
 
-        metrics = stock(batch, *args, **kwargs)
+        run, metrics, columns = _run.current(), stock(batch, *args, **kwargs), {}
+        if run.settings.abstains:
+            missing = unscored(batch.batch)
+            columns[ABSTAINED] = missing.tolist()
+            if missing.any():
+                scored = stock(batch.select_idxs(~missing), *args, **kwargs)
+                metrics = {**metrics, **{name: scored[name] for name in scored if name.startswith("critic/")}}
         if REWARD_KEYS not in batch.meta_info:  # the v1 trainer's, whose rewards are in the queue
             return metrics
         held = batch.non_tensor_batch
-        columns = {key: held[key] for key in batch.meta_info[REWARD_KEYS] if key in held}
-        return {**metrics, **_run.current().metrics.step(columns, data_sources(batch), len(batch))}
+        columns = {**{key: held[key] for key in batch.meta_info[REWARD_KEYS] if key in held}, **columns}
+        return {**metrics, **run.metrics.step(columns, data_sources(batch), len(batch))}
 
     return compute_data_metrics
 
@@ -77,6 +85,8 @@ def _process_validation_metrics(stock: Function) -> Function:
         **rest: Any,
     ) -> Any:
         run = _run.current()
+        if run.settings.abstains:
+            infos_dict = _of_the_scored(infos_dict)
         found: dict[tuple[Any, Any], Metrics] = {}
         for samples in _by_source(data_sources, sample_uids, infos_dict, expected_acc_counts or {}):
             if run.settings.nan == "missing":
@@ -86,6 +96,18 @@ def _process_validation_metrics(stock: Function) -> Function:
         return _as_verls(found, run.validated, stock([], [], {}))
 
     return process_validation_metrics
+
+
+def _of_the_scored(infos: Mapping[Any, Sequence[Any]]) -> Mapping[Any, Sequence[Any]]:
+    """The lists of a validation, where a sample without a score has no values: it counts in no mean."""
+    whys = infos.get(ABSTAINED, ())
+    if not any(whys):
+        return infos
+    return {
+        key: [None if why else value for value, why in zip(values, whys, strict=True)]
+        for key, values in infos.items()
+        if key != ABSTAINED
+    }
 
 
 def _by_source(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from verl_ext.dump_fields import ABSTAINED
 from verl_ext.errors import MissingRewardError
+from verl_ext.plugin._abstain import as_a_scored_one, unscored
 from verl_ext.plugin._site import Function, PatchSite
 from verl_ext.plugin.trainer_v1 import column_of, put_column, reading, reward_rows, with_rewards
 from verl_ext.settings import COMPARED, Settings, training_values
@@ -25,9 +27,16 @@ def _dapo_filtered_keys(stock: Function) -> Function:
         def fill(data: Any, keys: Sequence[str], partition_id: str) -> None:
             import transfer_queue as tq
 
+            groups = [key.split("_")[0] for key in keys]  # as verl itself
+            if "extra_fields" not in data.keys():  # the metric `reward`, which verl takes from the scores
+                if settings.abstains:
+                    _give_unscored_a_score(data, groups)
+                return
             extra_fields = column_of(data, "extra_fields")
             rows = reward_rows(extra_fields)
             values = [row.get(metric) for row in rows]
+            if settings.abstains:
+                values = as_a_scored_one(values, [row.get(ABSTAINED) for row in rows], groups, 0.0)
             try:
                 numbers = training_values(metric, values, settings, None, COMPARED)
             except MissingRewardError:
@@ -41,3 +50,14 @@ def _dapo_filtered_keys(stock: Function) -> Function:
             return stock(self, partition_id)
 
     return _dapo_filtered_keys
+
+
+def _give_unscored_a_score(data: Any, groups: Sequence[str]) -> None:
+    """Put the score of a scored sample of the same group in the place of a missing one: the filter compares them."""
+    import torch
+
+    missing = unscored(data).tolist()
+    if any(missing):
+        scores = list(data["rm_scores"].unbind())
+        told = as_a_scored_one(scores, missing, groups, torch.zeros_like(scores[0]))
+        data["rm_scores"] = torch.nested.as_nested_tensor(told, layout=torch.jagged)

@@ -15,13 +15,16 @@ from typing import Any
 
 import verl_ext
 from verl_ext.column import RAW_COLUMN, Row, SparseNonTensor
+from verl_ext.dump_fields import ABSTAINED
 from verl_ext.errors import MissingRewardError, shown
+from verl_ext.plugin._abstain import SETTING, abstaining, may_abstain, promise_to_leave_out, unscored
 from verl_ext.plugin._guard import refusing_mixed_rows
 from verl_ext.plugin._raised import as_named, comes_from_outside, current_task
 from verl_ext.plugin._sendable import changed, sendable
-from verl_ext.plugin._site import Function, PatchSite, log
+from verl_ext.plugin._site import REST, Function, PatchSite, log
 from verl_ext.plugin._trial import MIXED_ROWS, aligned, seeing, unless, verls_own
 from verl_ext.plugin._workers import REQUEST, marked, refuse_untaught, untaught_blamed
+from verl_ext.settings import Settings
 
 site = PatchSite(
     name="reward_loop",
@@ -52,7 +55,10 @@ def _compute_score(stock: Function) -> Function:
             if named is None:
                 raise
             raise named from None  # the text of the error may be what ends the worker
-        return sendable({**answer, "reward_extra_info": answer.get("reward_extra_info", {})}, sample)
+        answer = {**answer, "reward_extra_info": answer.get("reward_extra_info", {})}
+        if may_abstain(self.config):
+            answer = abstaining(answer, as_number(answer["reward_score"]), Settings.of(self.config), sample)
+        return sendable(answer, sample)
 
     return compute_score
 
@@ -154,6 +160,7 @@ def missing_score(score: Any, row: int, rows: int, columns: Mapping[str, Any], c
     return (
         f"the score of row {row} of {rows}{told_by(row, columns)} is {shown(score)} (from {_scorer(config)}): "
         "return a number, for example 0.0 for an answer that cannot be scored"
+        + (f"; or let a sample whose score is None train nothing: {SETTING}" if score is None else "")
     )
 
 
@@ -174,6 +181,15 @@ def told_by(row: int, columns: Mapping[str, Any]) -> str:
 def _envelope(row: Row) -> dict[str, Any]:
     # In a dict, since NumPy would open a tuple or a list.
     return {ENVELOPE: {"version": verl_ext.__version__, "row": row}}
+
+
+@site.wraps("RewardLoopManager.__init__", "self", "config", REST)
+def _init(stock: Function) -> Function:
+    def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        promise_to_leave_out(config)  # in the driver, whatever its trainer
+        stock(self, config, *args, **kwargs)
+
+    return init
 
 
 @site.wraps("RewardLoopManager.compute_rm_score", "self", "data", needed=unless(_aligns_keys))
@@ -200,9 +216,29 @@ def _compute_rm_score(stock: Function) -> Function:
         tensors = dict.fromkeys(data.batch.keys(), "a tensor of the batch that was scored")
         scored.finalize(reserved=tensors, keep_raw=False)
         setattr(scored, ROWS, rows.tolist())
+        if may_abstain(self.config):
+            _keep_missing(scored.batch, [bool((row or {}).get(ABSTAINED)) for row in rows.tolist()])
         return scored
 
     return compute_rm_score
+
+
+def _keep_missing(scored: Any, missing: Sequence[bool]) -> None:
+    """See to it that the scores of samples that have none are NaN, whatever a reward manager has assembled of them.
+
+    Raises:
+        MissingRewardError: its assembly has made NaN of the score of a sample that has one.
+    """
+    import torch
+
+    rows, found, scores = torch.tensor(missing), unscored(scored), scored["rm_scores"]
+    if bool((found & ~rows).any()):
+        raise MissingRewardError(
+            "the reward manager's own assemble_rm_scores has made NaN of the scores of samples that have one: it must "
+            f"leave out those that are NaN, which have none ({SETTING})"
+        )
+    if bool((rows & ~found).any()):
+        scored["rm_scores"] = torch.where(rows.reshape(-1, *[1] * (scores.ndim - 1)), torch.nan, scores)
 
 
 @contextmanager

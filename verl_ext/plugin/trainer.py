@@ -6,8 +6,10 @@ Settings are checked at start, validation batches of different schemas are kept 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,9 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from verl_ext.errors import shown
+from verl_ext.column import RAW_COLUMN
+from verl_ext.dump_fields import ABSTAINED
+from verl_ext.errors import SettingsError, shown
 from verl_ext.names import Names
 from verl_ext.plugin import _run
+from verl_ext.plugin._abstain import (
+    SETTING,
+    as_a_scored_one,
+    refuse_all_unscored,
+    refuse_where_not_left_out,
+    silence,
+    spread,
+    unscored,
+)
 from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writes_rows_whole, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, binder, holding, warn_once
 from verl_ext.plugin._trial import unless, verls_own
@@ -84,6 +97,7 @@ def _begin_run(trainer: Any, config: Any) -> None:
     group_filter = algorithm.get("filter_groups", None) or {}
     metric = group_filter.get("metric", None) if group_filter.get("enable", True) else None
     run.filter_metric = metric if own_filter and metric not in _COMPUTED_METRICS else None
+    _refuse_not_supported(run.settings, config, metric if own_filter else None)
     read = {*component_keys(algorithm), metric if own_filter or not legacy else None}
     for key in run.settings.fill.keys() - read:
         warn_once(
@@ -93,6 +107,37 @@ def _begin_run(trainer: Any, config: Any) -> None:
         )
     if legacy and _defines_itself(trainer, "_validate"):
         trainer._validate = MethodType(_in_line(type(trainer)._validate), trainer)
+
+
+def _refuse_not_supported(settings: Settings, config: Any, filter_metric: str | None) -> None:
+    """Refuse by name what cannot be done with samples that abstain."""
+    refuse_where_not_left_out(settings)
+    algorithm = _part(config, "algorithm")
+    workers = _part(config, "trainer").get("use_legacy_worker_impl", None) or "disable"  # verl 0.7 has two forms
+    policy_loss = _part(config, "actor_rollout_ref", "actor", "policy_loss")
+    reasons = {
+        "algorithm.use_pf_ppo draws samples by their scores": algorithm.get("use_pf_ppo", False),
+        f"algorithm.filter_groups.metric={filter_metric} is computed of a batch's tensors, whoever has a score: name a "
+        "reward key, such as score or acc": filter_metric in _COMPUTED_METRICS,
+        f"with trainer.use_legacy_worker_impl={workers} the loss of a micro-batch in which nothing is scored is NaN: "
+        "set it to disable": workers != "disable",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode stops at a micro-batch in which nothing is scored": (
+            policy_loss.get("loss_mode", None) == "bypass_mode"
+        ),
+        "distillation needs no scores, and stops at a micro-batch in which nothing is scored": (
+            _part(config, "distillation").get("enabled", False)
+        ),
+    }
+    for reason, holds in reasons.items():
+        if settings.abstains and holds:
+            raise SettingsError(f"{SETTING} cannot be: {reason}")
+
+
+def _part(config: Any, *path: str) -> Any:
+    """A part of verl's configuration; an empty one where there is none."""
+    for name in path:
+        config = config.get(name, None) or {}
+    return config
 
 
 def _defines_itself(trainer: Any, method: str) -> bool:
@@ -190,15 +235,21 @@ def _validate(stock: Function) -> Function:
 def _extract_reward(stock: Function) -> Function:
     def extract_reward(batch: Any) -> Any:
         scores, infos = stock(batch)
-        ledger = _ledger.get()
+        ledger, run = _ledger.get(), _run.current()
         if ledger is None:
-            return scores, _with_filter_metric(infos, len(scores), batch.non_tensor_batch.get("data_source"))
+            if run.settings.abstains and "response_mask" in batch.batch.keys():
+                missing = unscored(batch.batch)
+                if run.filter_metric is None:  # a filter asks for other samples then
+                    refuse_all_unscored(missing)
+                if missing.any():  # before anything is computed over all of the batch's tokens
+                    silence(batch, missing)
+            return scores, _with_filter_metric(infos, len(scores), batch.non_tensor_batch)
         return scores, ledger.in_line(infos, len(scores))
 
     return extract_reward
 
 
-def _with_filter_metric(infos: Mapping[str, Any], rows: int, sources: Any) -> Mapping[str, Any]:
+def _with_filter_metric(infos: Mapping[str, Any], rows: int, columns: Mapping[str, Any]) -> Mapping[str, Any]:
     """Reward columns for a trainer that filters groups by one of them, whose `np.std` takes no `None`.
 
     Raises:
@@ -206,10 +257,13 @@ def _with_filter_metric(infos: Mapping[str, Any], rows: int, sources: Any) -> Ma
     """
     run = _run.current()
     metric, settings = run.filter_metric, run.settings
-    if metric is None or (metric in infos and not any(map(settings.misses, infos[metric]))):
+    whys = infos.get(ABSTAINED, ()) if settings.abstains else ()
+    if metric is None or (metric in infos and not any(map(settings.misses, infos[metric])) and not any(whys)):
         return infos
     column = infos.get(metric, [None] * rows)
-    return {**infos, metric: training_values(metric, column, settings, sources, COMPARED)}
+    if any(whys):
+        column = as_a_scored_one(list(column), whys, columns["uid"], 0.0)
+    return {**infos, metric: training_values(metric, column, settings, columns.get("data_source"), COMPARED)}
 
 
 @site.wraps("RayPPOTrainer._merge_validation_results", "self", "result_a", "result_b")
@@ -239,18 +293,85 @@ def _compute_advantage(stock: Function) -> Function:
     bind = binder(stock)
 
     def compute_advantage(*args: Any, **kwargs: Any) -> Any:
-        data = stock(*args, **kwargs)
-        call = bind(*args, **kwargs).arguments
-        if call["adv_estimator"] == "gdpo":
-            config = call.get("config")
+        call = bind(*args, **kwargs)
+        config, whole = call.arguments.get("config"), call.arguments["data"]
+        missing = unscored(whole.batch) if _abstains(config) else None
+        if missing is None or not missing.any():
+            data = scored = stock(*args, **kwargs)
+        else:
+            refuse_all_unscored(missing)
+            data, scored = whole, _advantages_of_scored(stock, call, ~missing)
+            silence(data, missing)
+            _put_filter_metric_back(data.non_tensor_batch, missing.tolist())
+        if call.arguments["adv_estimator"] == "gdpo":
             misses = Settings.of(config).misses
-            columns = {key: data.non_tensor_batch.get(key, ()) for key in component_keys(config)}
+            columns = {key: scored.non_tensor_batch.get(key, ()) for key in component_keys(config)}
             present = {key: [value for value in column if not misses(value)] for key, column in columns.items()}
-            sparse = {key: values for key, values in present.items() if 0 < len(values) < len(columns[key])}
-            setattr(data, _COMPONENTS, sparse)
+            setattr(data, _COMPONENTS, {key: values for key, values in present.items() if 0 < len(values) < len(data)})
         return data
 
     return compute_advantage
+
+
+def _abstains(algorithm: Any) -> bool:
+    """Whether samples may abstain, by verl's `config.algorithm`; by the run, where it is no node of a configuration."""
+    settings = Settings.of(algorithm) if hasattr(algorithm, "_get_root") else _run.current().settings
+    return settings.abstains
+
+
+def _put_filter_metric_back(columns: dict[str, Any], missing: Sequence[bool]) -> None:
+    """Give unscored samples back what they returned as the metric of a group filter, which is at an end by now."""
+    metric = _run.current().filter_metric
+    if metric in columns:
+        rows = columns.get(RAW_COLUMN, [None] * len(missing))
+        values = zip(columns[metric].tolist(), rows, missing, strict=True)
+        column = [(row or {}).get(metric) if lacks else value for value, row, lacks in values]
+        columns[metric] = np.fromiter(column, dtype=object)
+
+
+def _advantages_of_scored(stock: Function, call: inspect.BoundArguments, rows: Any) -> Any:
+    """Give the batch of a call of `compute_advantage` the advantages of the samples `rows`; the others' are zeros.
+
+    Args:
+        stock: verl's function.
+        call: its arguments.
+        rows: the samples that have a score, bool `(batch,)`.
+
+    Returns:
+        The batch of those samples.
+    """
+    data = call.arguments["data"]
+    if "response_mask" not in data.batch.keys():
+        data.batch["response_mask"] = stock.__globals__["compute_response_mask"](data)
+    if call.arguments["adv_estimator"] == "grpo_passk":  # which raises where a sample has none to be compared with
+        rows = rows & rows.new_tensor(_has_others(data.non_tensor_batch["uid"], rows.tolist()))
+    call.arguments["data"] = data.select_idxs(rows)
+    scored = stock(*call.args, **call.kwargs)
+    for name in ("advantages", "returns"):
+        data.batch[name] = spread(scored.batch[name], rows)
+    return scored
+
+
+def _has_others(groups: Sequence[Any], scored: Sequence[bool]) -> list[bool]:
+    """Of which samples the group has more than one scored sample."""
+    counts = Counter(group for group, is_scored in zip(groups, scored, strict=True) if is_scored)
+    return [counts[group] > 1 for group in groups]
+
+
+@site.wraps("apply_kl_penalty", "data", "kl_ctrl", REST)
+def _apply_kl_penalty(stock: Function) -> Function:
+    def apply_kl_penalty(data: Any, kl_ctrl: Any, *args: Any, **kwargs: Any) -> Any:
+        missing = unscored(data.batch) if _run.current().settings.abstains else None
+        if missing is None or not missing.any():
+            return stock(data, kl_ctrl, *args, **kwargs)
+        refuse_all_unscored(missing)
+        # The controller goes by the mean of the samples that train.
+        scored, metrics = stock(data.select_idxs(~missing), kl_ctrl, *args, **kwargs)
+        rewards = spread(scored.batch["token_level_rewards"], ~missing, data.batch["token_level_scores"])
+        data.batch["token_level_rewards"] = rewards
+        return data, metrics
+
+    return apply_kl_penalty
 
 
 @site.wraps("compute_timing_metrics", "batch", "timing_raw")

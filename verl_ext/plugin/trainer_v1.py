@@ -19,6 +19,7 @@ from verl_ext.dump_fields import FIELDS, UID
 from verl_ext.errors import FieldCollisionError, MissingRewardError, shown
 from verl_ext.names import Names
 from verl_ext.plugin import _run
+from verl_ext.plugin._abstain import refuse_all_unscored, unscored
 from verl_ext.plugin._dump import GENERATIONS, Apart, writes_rows_whole, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, State, binder, holding
 from verl_ext.plugin._trial import mentions, unless, verls_own
@@ -66,7 +67,7 @@ def _kv_batch_get(stock: Function) -> Function:
         if "rm_scores" in wanted and "rm_scores" not in data.keys():
             _refuse_unscored(stock(keys, partition_id, ["data_source", "extra_fields"]))
         reader = _reader.get()
-        if reader is not None and "extra_fields" in data.keys():
+        if reader is not None and not {"extra_fields", "rm_scores"}.isdisjoint(data.keys()):
             reader(data, keys, partition_id)
         return data
 
@@ -166,6 +167,47 @@ def _keep_own_apart(names: Names[Any], data: Any, keys: Sequence[str], partition
     if any(name is not key for key, name in called.items()):
         renamed = [{called[key]: value for key, value in row.items()} for row in rows]
         put_column(data, "extra_fields", with_rewards(extra_fields, renamed))
+
+
+# --- samples that abstain ----------------------------------------------------------------------------------------
+
+
+@site.wraps("PPOTrainer._compute_old_log_prob", "self", "batch", REST)
+def _compute_old_log_prob(stock: Function) -> Function:
+    def _compute_old_log_prob(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if _run.of(self).settings.abstains:  # before anything is computed over all of the batch's tokens
+            _silence(batch)
+        return stock(self, batch, *args, **kwargs)
+
+    return _compute_old_log_prob
+
+
+_MASKS = ("response_mask", "loss_mask")
+"""The queue's fields by which the losses select tokens, and by which the engine counts them."""
+
+
+def _silence(batch: Any) -> None:
+    """Make the masks of the samples without a score zero in the queue, as they are in what verl fills a batch up with.
+
+    Raises:
+        MissingRewardError: no sample has a score.
+    """
+    import torch
+    import transfer_queue as tq
+    from tensordict import TensorDict
+
+    queue = {"partition_id": batch.partition_id}
+    data = tq.kv_batch_get(keys=batch.keys, **queue, select_fields=["rm_scores", "reward_baselines"])
+    missing, padding = unscored(data), _padding(batch)
+    refuse_all_unscored(missing[torch.tensor([key not in padding for key in batch.keys])])
+    keys = [key for key, lacks in zip(batch.keys, missing.tolist(), strict=True) if lacks]
+    if keys:
+        masks = tq.kv_batch_get(keys=keys, **queue, select_fields=list(_MASKS))
+        zeros = {
+            name: torch.nested.as_nested_tensor([torch.zeros_like(row) for row in mask.unbind()], layout=torch.jagged)
+            for name, mask in masks.items()
+        }
+        tq.kv_batch_put(keys=keys, **queue, fields=TensorDict(zeros, batch_size=len(keys)))
 
 
 # --- dumps -------------------------------------------------------------------------------------------------------
@@ -334,8 +376,8 @@ def _rows_scored(scored: Any) -> list[Fields]:
 @site.wraps("PPOTrainer._compute_metrics", "self", "batch", "metrics", REST)
 def _compute_metrics(stock: Function) -> Function:
     def _compute_metrics(self: Any, batch: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
-        result = stock(self, batch, metrics, *args, **kwargs)
         run = _run.of(self)
+        result = stock(self, batch, metrics, *args, **kwargs)
         if run.settings.metrics != "off":
             metrics.update(_reward_metrics(batch, run.metrics))
         return result
@@ -426,6 +468,7 @@ SHARED = (
     _kv_batch_get,
     _step,
     _validate,
+    _compute_old_log_prob,
     _write_generations,
     _log_rollout_data,
     _dump_generations,

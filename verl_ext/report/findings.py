@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from verl_ext.dump_fields import REWARD_SUM, SCORE, WHERE_DIFFERENT, beside
+from verl_ext.dump_fields import ABSTAINED, REWARD_SUM, SCORE, WHERE_DIFFERENT, beside
 from verl_ext.report.kinds import FAMILIES, INFINITE, NAN, named
 from verl_ext.report.summary import Dump, Span, changes
 from verl_ext.report.text import counted, runs, visible
@@ -20,6 +20,7 @@ NOT_A_NUMBER = "not a number"
 INFINITY = "infinite"
 SCORE_REPLACED = "score replaced"
 SCORES_DIFFER = "scores differ"
+UNSCORED = "unscored"
 
 _OTHER_SCORE = {
     REWARD_SUM: "what the trainer summed up; `score` is what the reward function returned",
@@ -38,6 +39,7 @@ _CAUSES = {
     NOT_A_NUMBER: "A mean over a NaN is NaN; with --nan missing, NaN counts as a missing value.",
     INFINITY: "A mean over an infinite value is infinite, or NaN.",
     SCORES_DIFFER: "A reward manager that adds a penalty to a score, or a reward on several tokens, makes two numbers.",
+    UNSCORED: "With +verl_ext.unscored=abstain a sample without a score trains nothing. Many: an outage of a judge?",
     SCORE_REPLACED: "On stock verl a reward key `score` replaces the dump's own field, also in rows that lack the key.",
 }
 _MOST_CHANGES = 3
@@ -56,10 +58,15 @@ class Finding:
 
 def findings(dump: Dump) -> Iterator[Finding]:
     """All of them, by key in the order of the table; at most one of each kind for a key."""
+    unscored = _unscored(dump)
     for key in dump.keys:
         present = dump.present(key)
         if not present:
             yield Finding(ALL_MISSING, key, f"null in all of {counted(dump.rows, 'row')}")
+            continue
+        if key == ABSTAINED and unscored:  # it comes and goes by nature
+            text = f"{unscored:,} of {counted(dump.rows, 'row')} have no score: they train nothing and count in no mean"
+            yield Finding(UNSCORED, key, text, [dump.spans[index] for index in present])
             continue
         if key not in WHERE_DIFFERENT:
             yield from _presence(dump, key, present)
@@ -69,10 +76,16 @@ def findings(dump: Dump) -> Iterator[Finding]:
         if key in _OTHER_SCORE:
             text = f"another number in {total:,} of {counted(dump.rows, 'row')}: {_OTHER_SCORE[key]}"
             yield Finding(SCORES_DIFFER, key, text, [dump.spans[index] for index in present])
-        if key == SCORE and total < dump.rows:
+        if key == SCORE and total + unscored < dump.rows:
             partial = [span for span in dump.spans if span.cell(key).present < span.rows]
-            text = f"null or missing in {dump.rows - total:,} of {counted(dump.rows, 'row')}"
+            text = f"null or missing in {dump.rows - total - unscored:,} of {counted(dump.rows, 'row')}"
             yield Finding(SCORE_REPLACED, key, text, partial)
+
+
+def _unscored(dump: Dump) -> int:
+    """How many rows say why they have no score; a key of that name on rows that have one is as any other."""
+    told, scored = (dump.total(key).present if key in dump.keys else 0 for key in (ABSTAINED, SCORE))
+    return told if told + scored <= dump.rows else 0
 
 
 def causes(found: Sequence[Finding]) -> list[str]:
