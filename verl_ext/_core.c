@@ -87,6 +87,9 @@ renewed(Pass *pass, Column *column, int kind, Py_ssize_t letters)
             if (kind == 'O' && column->filled) {
                 note_type(column, column->type);
             }
+            else if (kind == 'O') {
+                column->type = NULL; /* the first value was not written: an integer beyond int64, text with a NUL */
+            }
             outcome = AGAIN;
         }
     }
@@ -119,7 +122,7 @@ new_column(Pass *pass, PyObject *key, PyObject *value, Py_ssize_t row)
                : type == &PyFloat_Type ? 'd' : type == &PyLong_Type ? 'q' : type == &PyBool_Type ? '?'
                : type == &PyUnicode_Type && letters <= pass->short_text ? 'U' : 'O';
     Column *column = &pass->columns[pass->used++];
-    *column = (Column){.key = key, .type = kind == 'O' ? NULL : type};
+    *column = (Column){.key = key, .type = type};
     Py_IncRef(key);
     return renewed(pass, column, kind, letters);
 }
