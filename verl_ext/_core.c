@@ -300,8 +300,7 @@ types_of(Column *column)
         note_type(column, column->type);
     }
     if (column->count > MOST_TYPES) {
-        Py_IncRef(Py_None);
-        return Py_None;
+        return Py_BuildValue("");
     }
     PyObject *types = PyTuple_New(column->count);
     for (int i = 0; types && i < column->count; i++) {
@@ -353,8 +352,7 @@ read_columns(PyObject *module, PyObject *args)
         columns = columns_of(pass);
     }
     else if (outcome == NOT_OURS) {
-        Py_IncRef(Py_None);
-        columns = Py_None;
+        columns = Py_BuildValue("");
     }
     for (Py_ssize_t i = 0; i < pass->used; i++) {
         Column *column = &pass->columns[i];
@@ -373,8 +371,47 @@ read_columns(PyObject *module, PyObject *args)
     return columns;
 }
 
+static PyObject *
+measured_text(PyObject *module, PyObject *values)
+{
+    Py_ssize_t longest = 0, letters = 0;
+    int nul = 0;
+    (void)module;
+    for (Py_ssize_t i = 0; i < PyList_Size(values); i++) {
+        PyObject *value = PyList_GetItem(values, i);
+        Py_ssize_t length = PyUnicode_GetLength(value);
+        if (length < 0) {
+            return NULL;
+        }
+        longest = length > longest ? length : longest;
+        letters += length;
+        nul |= length && PyUnicode_ReadChar(value, length - 1) == 0;
+    }
+    return PyErr_Occurred() ? NULL : Py_BuildValue("nnO", longest, letters, nul ? Py_True : Py_False);
+}
+
+static PyObject *
+write_text(PyObject *module, PyObject *args)
+{
+    PyObject *values, *address;
+    Py_ssize_t width;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!On", &PyList_Type, &values, &address, &width)) {
+        return NULL;
+    }
+    Py_UCS4 *cells = PyLong_AsVoidPtr(address);
+    for (Py_ssize_t i = 0; cells && i < PyList_Size(values); i++) {
+        if (!PyUnicode_AsUCS4(PyList_GetItem(values, i), cells + i * width, width, 0)) {
+            return NULL;
+        }
+    }
+    return PyErr_Occurred() ? NULL : Py_BuildValue("");
+}
+
 static PyMethodDef methods[] = {
     {"read", read_columns, METH_VARARGS, "read(rows, short, renew): columns of rows, by key, or None; see _core.c"},
+    {"measured", measured_text, METH_O, "measured(texts): the longest, all characters, whether one ends in NUL"},
+    {"write", write_text, METH_VARARGS, "write(texts, address, width): each text into a cell of zeros, of width characters"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -271,6 +271,9 @@ def _text(values: Sequence[Any], types: set[type]) -> Column | None:
     """
     if types != {str}:
         return None
+    if core.COMPILED and type(values) is list:
+        longest, letters, ends_in_nul = core.measured(values)
+        return core.text_array(values, longest) if _pads_little(len(values), longest, letters) and not ends_in_nul else None
     longest = max(map(len, values))
     if not _pads_little(len(values), longest, sum(map(len, values))):
         return None
