@@ -16,7 +16,7 @@ CORE = Extension(
     optional=True,
 )
 
-if os.environ.get("VERL_EXT_PURE") == "1" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+if os.environ.get("VERL_EXT_PURE", "") not in ("", "0") or sysconfig.get_config_var("Py_GIL_DISABLED"):
     setup()
 else:
     setup(ext_modules=[CORE], options={"bdist_wheel": {"py_limited_api": "cp310"}})

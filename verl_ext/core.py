@@ -29,13 +29,13 @@ _TYPES = {"f": float, "i": int, "b": bool, "U": str}
 def _chosen() -> tuple[Any, str]:
     """The compiled module, or `None`, and why."""
     if os.environ.get(PURE, "") not in ("", "0"):
-        return None, f"pure Python, by {PURE}={os.environ[PURE]}"
+        return None, f"pure Python: {PURE}={os.environ[PURE]}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return None, "pure Python, as in every Python without the GIL"
+        return None, "pure Python: this one has no GIL"
     try:
-        return import_module("verl_ext._core"), "compiled"
+        return import_module("verl_ext._core"), "the compiled core"
     except ImportError:
-        return None, "pure Python, as there was no compiler when it was installed"
+        return None, "pure Python: no core was compiled when verl-ext was installed"
 
 
 _CORE, VERSION = _chosen()
