@@ -66,9 +66,9 @@ soak: $(READY) ## a hundred thousand random programs on batches, as many batches
 sanitize: $(READY) ## the compiled core under AddressSanitizer and UBSan, read by ten thousand generated batches (needs gcc)
 	$(BIN)/python tests/sanitized.py
 
-bench: $(VENV)/.bench ## ours beside stock, the plain union and data frames, in one table (SAVE=file: as JSON too; ARGS=... goes to pytest)
+bench: $(VENV)/.bench ## ours beside stock, the plain union and data frames, in one table (SAVE=file: as JSON too; PAGES=docs: the charts and the table there; ARGS=... goes to pytest)
 	@$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -o python_functions='bench_*' -p no:cacheprovider \
-		--quiet --no-header --no-summary --benchmark-quiet $(if $(SAVE),--save-figures "$(SAVE)") $(ARGS)
+		--quiet --no-header --no-summary --benchmark-quiet $(if $(SAVE),--save-figures "$(SAVE)") $(if $(PAGES),--pages "$(PAGES)") $(ARGS)
 
 # In the same environment, under the same constraints: what the tests run on stays as it is.
 $(VENV)/.bench: $(READY)

@@ -13,7 +13,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wall -Wextra -Werror"
+FLAGS = (
+    "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined -Wall -Wextra -Werror"
+)
+COMPILER = shutil.which("gcc") or "gcc"
 TESTS = ("tests/schema/test_core.py", "tests/schema/test_fast_and_slow.py", "tests/schema/test_rows_and_keys.py")
 BATCHES = os.environ.get("VERL_EXT_READ", "10000")
 
@@ -25,9 +28,11 @@ def main() -> int:
         include = sysconfig.get_paths()["include"]
         flags = [*FLAGS.split(), "-shared", "-fPIC", "-DPy_LIMITED_API=0x030A0000", f"-I{include}"]
         built = str(copy / "verl_ext" / "_core.abi3.so")
-        subprocess.run(["gcc", *flags, str(ROOT / "verl_ext" / "_core.c"), "-o", built], check=True)
+        subprocess.run([COMPILER, *flags, str(ROOT / "verl_ext" / "_core.c"), "-o", built], check=True)
         libraries = [
-            subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
+            subprocess.run(
+                [COMPILER, f"-print-file-name={name}"], check=True, capture_output=True, text=True
+            ).stdout.strip()
             for name in ("libasan.so", "libubsan.so", "libstdc++.so")
         ]
         environment = {
@@ -40,9 +45,18 @@ def main() -> int:
             "VERL_EXT_READ": BATCHES,
             "VERL_EXT_PURE": "",
         }
-        leaving_out = "not resident and not processes and not environment"  # sanitizers keep memory, and are in no child
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", leaving_out, *TESTS]
-        return subprocess.run(command, cwd=ROOT, env=environment).returncode
+        leaving_out = "not resident and not environment"  # sanitizers keep memory, and load slowly into a child
+            "not resident and not processes and not environment"  # sanitizers keep memory, and are in no child
+        )
+        # From the copy, which Python then has before the clone.
+        where = "import verl_ext._core as core; print(core.__file__)"
+        loaded = subprocess.run(
+            [sys.executable, "-c", where], cwd=copy, env=environment, check=True, capture_output=True, text=True
+        )
+        assert loaded.stdout.strip() == built, loaded.stdout
+        options = ["-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml")]
+        command = [sys.executable, "-m", "pytest", *options, "-k", leaving_out, *(str(ROOT / test) for test in TESTS)]
+        return subprocess.run(command, cwd=copy, env=environment).returncode
 
 
 if __name__ == "__main__":

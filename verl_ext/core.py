@@ -20,7 +20,7 @@ import numpy as np
 PURE = "VERL_EXT_PURE"
 
 Found = tuple[np.ndarray, Iterable[type], int]
-"""A column as it was found: an array of one type, or of objects; the types of its values; how many rows have the key."""
+"""A column as it was found: the array, of one type or of objects; the types of its values; how many rows have it."""
 
 _DTYPES = {"d": np.float64, "q": np.int64, "?": np.bool_}
 _TYPES = {"f": float, "i": int, "b": bool, "U": str}

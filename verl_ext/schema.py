@@ -273,7 +273,8 @@ def _text(values: Sequence[Any], types: set[type]) -> Column | None:
         return None
     if core.COMPILED and type(values) is list:
         longest, letters, ends_in_nul = core.measured(values)
-        return core.text_array(values, longest) if _pads_little(len(values), longest, letters) and not ends_in_nul else None
+        fits = _pads_little(len(values), longest, letters) and not ends_in_nul
+        return core.text_array(values, longest) if fits else None
     longest = max(map(len, values))
     if not _pads_little(len(values), longest, sum(map(len, values))):
         return None
