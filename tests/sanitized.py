@@ -46,8 +46,6 @@ def main() -> int:
             "VERL_EXT_PURE": "",
         }
         leaving_out = "not resident and not environment"  # sanitizers keep memory, and load slowly into a child
-            "not resident and not processes and not environment"  # sanitizers keep memory, and are in no child
-        )
         # From the copy, which Python then has before the clone.
         where = "import verl_ext._core as core; print(core.__file__)"
         loaded = subprocess.run(
