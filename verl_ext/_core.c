@@ -51,9 +51,7 @@ typedef struct {
 typedef enum { FAILED = -1, DONE, AGAIN, NOT_OURS } Outcome; /* FAILED: with an exception set */
 
 /* Types are told apart by address, since to hash a class may run Python. */
-static void
-note_type(Column *column, PyTypeObject *type)
-{
+static void note_type(Column *column, PyTypeObject *type) {
     for (int i = 0; i < column->count && i < MOST_TYPES; i++) {
         if (column->types[i] == type) {
             column->type = type;
@@ -68,9 +66,7 @@ note_type(Column *column, PyTypeObject *type)
 }
 
 /* A new array for a column, with what the old one holds. Runs Python. */
-static Outcome
-renewed(Pass *pass, Column *column, int kind, Py_ssize_t letters)
-{
+static Outcome renewed(Pass *pass, Column *column, int kind, Py_ssize_t letters) {
     PyObject *old = column->array ? column->array : Py_None, *array, *address;
     PyObject *made = PyObject_CallFunction(pass->renew, "COnOn", kind, column->key, letters, old, column->next);
     Py_ssize_t width;
@@ -86,8 +82,7 @@ renewed(Pass *pass, Column *column, int kind, Py_ssize_t letters)
             column->kind = kind;
             if (kind == 'O' && column->filled) {
                 note_type(column, column->type);
-            }
-            else if (kind == 'O') {
+            } else if (kind == 'O') {
                 column->type = NULL; /* the first value was not written: an integer beyond int64, text with a NUL */
             }
             outcome = AGAIN;
@@ -97,9 +92,7 @@ renewed(Pass *pass, Column *column, int kind, Py_ssize_t letters)
     return outcome;
 }
 
-static Outcome
-new_column(Pass *pass, PyObject *key, PyObject *value, Py_ssize_t row)
-{
+static Outcome new_column(Pass *pass, PyObject *key, PyObject *value, Py_ssize_t row) {
     if (pass->used == pass->room) {
         Py_ssize_t room = pass->room ? 2 * pass->room : 32;
         Column *columns = PyMem_Realloc(pass->columns, (size_t)room * sizeof(Column));
@@ -128,9 +121,7 @@ new_column(Pass *pass, PyObject *key, PyObject *value, Py_ssize_t row)
 }
 
 /* The column of a key that its slot does not know, and into the slot with it; NULL where there is none, or an error. */
-static Column *
-looked_up(Pass *pass, PyObject *key, size_t slot)
-{
+static Column *looked_up(Pass *pass, PyObject *key, size_t slot) {
     PyObject *number = PyDict_GetItemWithError(pass->numbers, key);
     if (!number) {
         return NULL;
@@ -142,9 +133,7 @@ looked_up(Pass *pass, PyObject *key, size_t slot)
     return &pass->columns[pass->slots[slot].number];
 }
 
-static void
-put_object(Column *column, Py_ssize_t row, PyObject *value)
-{
+static void put_object(Column *column, Py_ssize_t row, PyObject *value) {
     PyObject **cell = (PyObject **)column->cells + row, *none = *cell;
     if (Py_TYPE(value) != column->type) {
         note_type(column, Py_TYPE(value));
@@ -155,9 +144,7 @@ put_object(Column *column, Py_ssize_t row, PyObject *value)
 }
 
 /* Write a value into an array of one type; if it is none for it, the kind of array that the column needs instead. */
-static int
-put_exact(Pass *pass, Column *column, Py_ssize_t row, PyObject *value, Py_ssize_t *letters)
-{
+static int put_exact(Pass *pass, Column *column, Py_ssize_t row, PyObject *value, Py_ssize_t *letters) {
     char *cell = column->cells + row * column->width;
     int overflow = 0;
     if (Py_TYPE(value) != column->type || column->next != row) {
@@ -195,9 +182,7 @@ put_exact(Pass *pass, Column *column, Py_ssize_t row, PyObject *value, Py_ssize_
 }
 
 /* One walk along a row. */
-static Outcome
-walked(Pass *pass, PyObject *infos, Py_ssize_t row)
-{
+static Outcome walked(Pass *pass, PyObject *infos, Py_ssize_t row) {
     PyObject *key, *value;
     Py_ssize_t place = 0, letters = 0;
     while (PyDict_Next(infos, &place, &key, &value)) {
@@ -205,11 +190,9 @@ walked(Pass *pass, PyObject *infos, Py_ssize_t row)
         Column *column;
         if (pass->slots[slot].key == key) {
             column = &pass->columns[pass->slots[slot].number];
-        }
-        else if (!PyUnicode_CheckExact(key)) {
+        } else if (!PyUnicode_CheckExact(key)) {
             return NOT_OURS;
-        }
-        else if (!(column = looked_up(pass, key, slot))) {
+        } else if (!(column = looked_up(pass, key, slot))) {
             return PyErr_Occurred() ? FAILED : new_column(pass, key, value, row);
         }
         if (column->next > row) {
@@ -217,8 +200,7 @@ walked(Pass *pass, PyObject *infos, Py_ssize_t row)
         }
         if (column->kind == 'O') {
             put_object(column, row, value);
-        }
-        else {
+        } else {
             int kind = put_exact(pass, column, row, value, &letters);
             if (kind) {
                 return renewed(pass, column, kind, letters);
@@ -232,9 +214,7 @@ walked(Pass *pass, PyObject *infos, Py_ssize_t row)
 }
 
 /* Read a row: walk it until nothing needs Python any more. */
-static Outcome
-row_read(Pass *pass, PyObject *infos, Py_ssize_t row)
-{
+static Outcome row_read(Pass *pass, PyObject *infos, Py_ssize_t row) {
     Py_ssize_t size = PyDict_Size(infos), walks = 3 * size + 1; /* a new array, a wider one, one of objects */
     Outcome outcome;
     pass->written = 0;
@@ -249,9 +229,7 @@ row_read(Pass *pass, PyObject *infos, Py_ssize_t row)
     return outcome;
 }
 
-static Outcome
-rows_read(Pass *pass)
-{
+static Outcome rows_read(Pass *pass) {
     Py_ssize_t before_a_look = STRETCH;
     for (Py_ssize_t row = 0; row < pass->length; row++) {
         PyObject *infos = PyList_GetItem(pass->rows, row);
@@ -293,9 +271,7 @@ rows_read(Pass *pass)
     return DONE;
 }
 
-static PyObject *
-types_of(Column *column)
-{
+static PyObject *types_of(Column *column) {
     if (column->kind != 'O') {
         note_type(column, column->type);
     }
@@ -310,9 +286,7 @@ types_of(Column *column)
     return types;
 }
 
-static PyObject *
-columns_of(Pass *pass)
-{
+static PyObject *columns_of(Pass *pass) {
     PyObject *columns = PyDict_New();
     for (Py_ssize_t i = 0; columns && i < pass->used; i++) {
         Column *column = &pass->columns[i];
@@ -329,9 +303,7 @@ columns_of(Pass *pass)
     return columns;
 }
 
-static PyObject *
-read_columns(PyObject *module, PyObject *args)
-{
+static PyObject *read_columns(PyObject *module, PyObject *args) {
     PyObject *rows, *renew, *columns = NULL;
     Py_ssize_t short_text;
     (void)module;
@@ -350,8 +322,7 @@ read_columns(PyObject *module, PyObject *args)
     Outcome outcome = pass->numbers ? rows_read(pass) : FAILED;
     if (outcome == DONE) {
         columns = columns_of(pass);
-    }
-    else if (outcome == NOT_OURS) {
+    } else if (outcome == NOT_OURS) {
         columns = Py_BuildValue("");
     }
     for (Py_ssize_t i = 0; i < pass->used; i++) {
@@ -371,9 +342,7 @@ read_columns(PyObject *module, PyObject *args)
     return columns;
 }
 
-static PyObject *
-measured_text(PyObject *module, PyObject *values)
-{
+static PyObject *measured_text(PyObject *module, PyObject *values) {
     Py_ssize_t longest = 0, letters = 0;
     int nul = 0;
     (void)module;
@@ -390,9 +359,7 @@ measured_text(PyObject *module, PyObject *values)
     return PyErr_Occurred() ? NULL : Py_BuildValue("nnO", longest, letters, nul ? Py_True : Py_False);
 }
 
-static PyObject *
-write_text(PyObject *module, PyObject *args)
-{
+static PyObject *write_text(PyObject *module, PyObject *args) {
     PyObject *values, *address;
     Py_ssize_t width;
     (void)module;
@@ -417,8 +384,6 @@ static PyMethodDef methods[] = {
 
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_core", .m_methods = methods};
 
-PyMODINIT_FUNC
-PyInit__core(void)
-{
+PyMODINIT_FUNC PyInit__core(void) {
     return PyModuleDef_Init(&module);
 }
