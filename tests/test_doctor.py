@@ -11,9 +11,8 @@ import processes
 import pytest
 import verl
 
-from verl_ext import core
+from verl_ext import core, plugin
 from verl_ext import doctor as diagnosis
-from verl_ext import plugin
 from verl_ext.plugin import SITES
 
 LOADING = ("VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS", "VERL_EXT_DISABLE")

@@ -63,8 +63,6 @@ class SparseNonTensor(np.ndarray):
     SparseNonTensor(3 rows; acc 2/3, pred 1/3)
     """
 
-    __array_priority__ = 0.0  # as inherited; NumPy asks each of the arrays that it joins, and finds this one sooner
-
     def __new__(cls, rows: Iterable[Row] = ()) -> SparseNonTensor:  # noqa: D102 - the class says it
         return np.fromiter(rows, dtype=object).view(cls)
 

@@ -9,7 +9,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 WIDTH = 760
-LEFT, RIGHT = 190, 60
+LEFT, RIGHT = 225, 60
 BAR, GAP = 17, 26
 
 WHO = {
@@ -89,7 +89,7 @@ def bars(groups: Times) -> str:
 def curves(lines: Mapping[int, Mapping[str, float]]) -> str:
     """A line for each of those who read the rows: nanoseconds a value by rows, both on scales of powers."""
     title = "Time per value by rows, 4 schemas of 12 keys, numbers and text (ns)"
-    left, right, top, bottom = 60.0, WIDTH - 215.0, 44.0, 320.0
+    left, right, top, bottom = 60.0, WIDTH - 235.0, 44.0, 320.0
     counts = sorted(lines)
     found = [nanoseconds for one in lines.values() for who, nanoseconds in one.items() if who in WHO]
     low, high = 10 ** math.floor(math.log10(min(found))), 10 ** math.ceil(math.log10(max(found)))
