@@ -92,7 +92,8 @@ def curves(lines: Mapping[int, Mapping[str, float]]) -> str:
     left, right, top, bottom = 60.0, WIDTH - 235.0, 44.0, 320.0
     counts = sorted(lines)
     found = [nanoseconds for one in lines.values() for who, nanoseconds in one.items() if who in WHO]
-    low, high = 10 ** math.floor(math.log10(min(found))), 10 ** math.ceil(math.log10(max(found)))
+    ticks = [step * 10.0**power for power in range(6) for step in (1, 2, 5)]
+    low, high = max(tick for tick in ticks if tick <= min(found)), min(tick for tick in ticks if tick >= max(found))
 
     def across(rows: float) -> float:
         return left + (right - left) * math.log(rows / counts[0]) / math.log(counts[-1] / counts[0])
@@ -101,13 +102,10 @@ def curves(lines: Mapping[int, Mapping[str, float]]) -> str:
         return bottom - (bottom - top) * math.log(nanoseconds / low) / math.log(high / low)
 
     parts = [_text(WIDTH / 2, 22, title, "middle", more=' font-size="14"')]
-    tick = low
-    while tick <= high:
-        for step in (1, 2, 5) if tick < high else (1,):
-            y = up(step * tick)
-            parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#dddddd"/>')
-            parts.append(_text(left - 8, y + 4, f"{step * tick:,.0f}", "end", "#444444"))
-        tick *= 10
+    for tick in (tick for tick in ticks if low <= tick <= high):
+        y = up(tick)
+        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#dddddd"/>')
+        parts.append(_text(left - 8, y + 4, f"{tick:,.0f}", "end", "#444444"))
     parts += [_text(across(rows), bottom + 18, f"{rows:,}", "middle", "#444444") for rows in counts]
     parts.append(_text((left + right) / 2, bottom + 38, "rows", "middle"))
     last: list[float] = []
