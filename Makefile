@@ -9,14 +9,14 @@ READY := $(VENV)/.ready
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train test test-all trained matrix e2e soak bench audit docs dist lint format constraints clean
+.PHONY: help setup demo train test test-all trained matrix e2e soak bench audit docs sanitize dist lint format constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make the virtual environment for verl $(VERL)
 
-$(READY): $(CONSTRAINTS) setup.cfg pyproject.toml
+$(READY): $(CONSTRAINTS) setup.cfg setup.py pyproject.toml verl_ext/_core.c
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "verl-ext needs Python >= 3.10")'
 	@echo "Setting up $(VENV): about 2 GB from the package registry, some minutes the first time."
 	$(PYTHON) -m venv $(VENV)
@@ -33,11 +33,16 @@ demo: $(READY) ## mixed reward schemas on real verl and Ray: stock beside verl-e
 # Two processes, of which one runs all that needs Ray (tests/conftest.py).
 IN_TWO := -n 2
 
+# What depends on how rows are read, once more without the compiled core.
+PURE = VERL_EXT_PURE=1 $(LOADING) $(BIN)/python -m pytest $(IN_TWO) -q -m "not slow and not ray" \
+	tests/schema tests/protocol tests/laws tests/test_machine.py tests/test_threads.py
+
 test: $(READY) ## the tests, on real verl and Ray (ARGS=... goes to pytest: one file in seconds)
 	$(LOADING) $(BIN)/python -m pytest $(or $(ARGS),$(IN_TWO) -m "not slow")
 
-test-all: $(READY) ## those, and what takes long: clusters of several nodes, the demo, every trainer in every order
+test-all: $(READY) ## those, what takes long (clusters of several nodes, the demo, every trainer in every order), and what reads rows without the compiled core
 	$(LOADING) $(BIN)/python -m pytest $(IN_TWO) $(ARGS)
+	$(if $(ARGS),,$(PURE))
 
 matrix: ## what touches verl, tested on every supported version of it (VERSIONS=... for some)
 	@for version in $(VERSIONS); do echo "verl $$version"; $(MAKE) --no-print-directory test-all VERL=$$version \
@@ -53,12 +58,16 @@ e2e: $(READY) ## every trainer to the end on CPU, stock beside verl-ext (ARGS=--
 train: $(READY) ## a tiny model trained by verl's own command line: stock beside verl-ext (ARGS=--all; REWARD=my.py:compute_score ROWS=my.parquet)
 	@$(BIN)/verl-ext train --to build/train $(if $(REWARD),--reward "$(REWARD)") $(if $(ROWS),--rows "$(ROWS)") $(ARGS)
 
-soak: $(READY) ## a hundred thousand random programs on batches, ten thousand generated batches through real Ray (two hours at most)
-	VERL_EXT_PROGRAMS=100000 VERL_EXT_BATCHES=10000 timeout 7200 $(BIN)/python -m pytest -q -s tests/test_machine.py tests/integration/test_generated.py
+soak: $(READY) ## a hundred thousand random programs on batches, as many batches read by both versions, ten thousand through real Ray (two hours at most)
+	VERL_EXT_PROGRAMS=100000 VERL_EXT_READ=100000 VERL_EXT_BATCHES=10000 timeout 7200 $(BIN)/python -m pytest -q -s \
+		tests/schema/test_core.py tests/test_machine.py tests/integration/test_generated.py
 
-bench: $(VENV)/.bench ## ours beside stock, the plain union and data frames, in one table (SAVE=file: as JSON too; ARGS=... goes to pytest)
+sanitize: $(READY) ## the compiled core under AddressSanitizer and UBSan, read by ten thousand generated batches (needs gcc)
+	$(BIN)/python tests/sanitized.py
+
+bench: $(VENV)/.bench ## ours beside stock, the plain union and data frames, in one table (SAVE=file: as JSON too; PAGES=docs: the charts and the table there; ARGS=... goes to pytest)
 	@$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -o python_functions='bench_*' -p no:cacheprovider \
-		--quiet --no-header --no-summary --benchmark-quiet $(if $(SAVE),--save-figures "$(SAVE)") $(ARGS)
+		--quiet --no-header --no-summary --benchmark-quiet $(if $(SAVE),--save-figures "$(SAVE)") $(if $(PAGES),--pages "$(PAGES)") $(ARGS)
 
 # In the same environment, under the same constraints: what the tests run on stays as it is.
 $(VENV)/.bench: $(READY)
@@ -78,12 +87,15 @@ docs: .venv/docs/.ready ## the documentation as a site in build/site, warnings a
 	.venv/docs/bin/python $(INSTALL) -r $<
 	touch $@
 
-dist: $(READY) ## the wheel and the sdist in dist/, tried in an empty environment
+# The wheel with the core holds for Python 3.10 and later (abi3), the one without for any machine.
+dist: $(READY) ## the two wheels and the sdist in dist/, tried in an empty environment
 	$(BIN)/python $(INSTALL) build
-	rm -rf dist && $(BIN)/python -m build --outdir dist . >/dev/null
-	$(PYTHON) -m venv --clear build/try && build/try/bin/python $(INSTALL) -c $(CONSTRAINTS) "$$(echo dist/*.whl)[cli]"
+	rm -rf dist build/lib* build/bdist*
+	$(BIN)/python -m build --outdir dist . >/dev/null
+	VERL_EXT_PURE=1 $(BIN)/python -m build --wheel --outdir dist . >/dev/null
+	$(PYTHON) -m venv --clear build/try && build/try/bin/python $(INSTALL) -c $(CONSTRAINTS) "$$(echo dist/*-none-any.whl)[cli]"
 	@for file in dist/*; do build/try/bin/python $(INSTALL) --force-reinstall --no-deps "$$file" \
-		&& (cd build && try/bin/python ../tests/smoke.py) || exit 1; done
+		&& (cd build && try/bin/python ../tests/smoke.py "$$file") || exit 1; done
 
 lint: $(READY) ## ruff and mypy --strict
 	$(BIN)/ruff check .

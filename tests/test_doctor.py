@@ -11,8 +11,8 @@ import processes
 import pytest
 import verl
 
+from verl_ext import core, plugin
 from verl_ext import doctor as diagnosis
-from verl_ext import plugin
 from verl_ext.plugin import SITES
 
 LOADING = ("VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS", "VERL_EXT_DISABLE")
@@ -48,6 +48,7 @@ def test_a_taught_process_is_covered_and_every_site_is_named_within_80_columns(e
     assert f"this process: {how}" in out
     assert f"verl {version('verl')}" in out
     assert f"\n  verl is {Path(verl.__file__).parent}\n" in out
+    assert f"rows are read by {core.VERSION}" in unwrapped(out)
     lines = out.splitlines()
     assert all(len(line) <= 80 or line.startswith("  verl is ") for line in lines)  # a path is not broken
     named = [line[17:].split()[0] for line in lines if line[2:16].strip() in diagnosis.COVERED]

@@ -2,10 +2,12 @@
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import zipfile
 from email import message_from_bytes
@@ -116,14 +118,21 @@ def wheel(tmp_path_factory):
     if not (SOURCES / "pyproject.toml").exists():
         pytest.skip("not run from a checkout")
     copy = tmp_path_factory.mktemp("sources")
-    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+    with zipfile.ZipFile(built(copy, VERL_EXT_PURE="1")) as archive:
+        yield archive
+
+
+def built(copy, **environment):
+    """The wheel that is built of a copy of these sources, in this environment."""
+    for name in ("pyproject.toml", "setup.cfg", "setup.py", "README.md", "LICENSE"):
         if (SOURCES / name).exists():
             shutil.copy(SOURCES / name, copy)
-    shutil.copytree(SOURCES / "verl_ext", copy / "verl_ext", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCES / "verl_ext", copy / "verl_ext", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     build = "import setuptools.build_meta as backend, sys; backend.build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(copy)], cwd=copy, check=True, capture_output=True, timeout=120)
-    with zipfile.ZipFile(next(copy.glob("*.whl"))) as archive:
-        yield archive
+    env = {**os.environ, "VERL_EXT_PURE": "", **environment}
+    done = [sys.executable, "-c", build, str(copy)]
+    subprocess.run(done, cwd=copy, env=env, check=True, capture_output=True, timeout=120)
+    return next(copy.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +190,29 @@ def test_the_wheel_brings_the_type_marker_the_demos_rows_the_reports_page_and_ev
     modules = {str(file.relative_to(SOURCES)) for file in (SOURCES / "verl_ext").rglob("*.py")}
     assert shipped == modules | {"verl_ext/py.typed", "verl_ext/demo/rows.parquet", "verl_ext/report/page.html"}
     assert not any(name.startswith("tests") for name in wheel.namelist())
+    assert Path(wheel.filename).name.endswith("-py3-none-any.whl")
+
+
+COMPILER = shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0])
+HAS_NO_GIL = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+@pytest.mark.skipif(not COMPILER or HAS_NO_GIL, reason="the core is not compiled here")
+def test_with_a_compiler_the_wheel_holds_the_core_too_for_every_python_from_3_10_on(wheel, tmp_path):
+    found = built(tmp_path)
+    assert "-cp310-abi3-" in found.name
+    with zipfile.ZipFile(found) as archive:
+        modules = [{name for name in one.namelist() if name.startswith("verl_ext/")} for one in (archive, wheel)]
+    (core,) = modules[0] - modules[1]
+    assert re.fullmatch(r"verl_ext/_core\.(abi3\.so|pyd)", core)
+
+
+def test_without_a_compiler_the_wheel_holds_what_the_pure_one_holds(wheel, tmp_path):
+    (tmp_path / "bin").mkdir()
+    found = built(tmp_path, PATH=str(tmp_path / "bin"), CC="no-such-compiler")
+    with zipfile.ZipFile(found) as archive:
+        modules = [{name for name in one.namelist() if name.startswith("verl_ext/")} for one in (archive, wheel)]
+    assert modules[0] == modules[1]
 
 
 def test_verl_finds_the_plugin_by_an_entry_point_in_lower_case_and_the_shell_the_command(wheel):

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from textwrap import TextWrapper
 from typing import Any
 
-from verl_ext import __version__
+from verl_ext import __version__, core
 from verl_ext.errors import VerlExtError, shown
 from verl_ext.plugin import DISABLE, SITES, SiteStatus, State, status, unknown_names
 from verl_ext.plugin.runtime_env import AUTOLOAD, MODULES, PLUGINS, has_entry_points
@@ -47,7 +47,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Process:
-    """What one process has: where it runs, how it loaded the plugin, which verl it is, versions, and every site."""
+    """What one process has: where it runs, how it loaded the plugin, which verl and core, versions, and every site."""
 
     where: str
     loaded: str
@@ -55,6 +55,7 @@ class Process:
     verl: str = ""  # the directory that it was imported from: a clone may lie before the installed one
     versions: dict[str, str | None] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
+    core: str = core.VERSION
 
     @property
     def covered(self) -> bool:
@@ -186,6 +187,7 @@ def _process_told(places: list[str], process: Process) -> str:
     if process.remedy:
         lines += _wrapped("  -> ", process.remedy)
     lines += _wrapped("  ", ", ".join(f"{name} {found}" for name, found in process.versions.items() if found))
+    lines += _wrapped("  rows are read by ", process.core)
     lines += [f"  verl is {process.verl}"] if process.verl else []
     for site in process.sites:
         mark = " " if site.state in COVERED else "!"

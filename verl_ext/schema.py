@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_ext import core
 from verl_ext.column import Row, check_rows
 from verl_ext.errors import RowError
 
@@ -63,15 +64,7 @@ def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[Any, np.ndarray]:
     {'acc': array([1., 1.]), 'pred': array([None, '42'], dtype=object)}
     """
     rows = infos if type(infos) is list else list(infos)
-    columns: dict[Hashable, _Growing] = {}
-    # In blocks: a row is read while it is in the cache, and what is needed beside the columns stays small.
-    size = max(_BLOCK, _BLOCK_VALUES // (len(rows[0]) or 1)) if rows and isinstance(rows[0], dict) else _BLOCK
-    for start in range(0, len(rows), size):
-        block = rows[start : start + size]
-        for key, (places, values) in _values_by_key(block, start).items():
-            if key not in columns:
-                columns[key] = _Growing(len(rows), late=start > 0)
-            columns[key].add(slice(start, start + len(block)), places, values)
+    columns = _read_at_once(rows) or _read_in_blocks(rows)
     aligned: dict[Hashable, Column] = {}
     for key in list(columns):
         column = columns.pop(key).finished()
@@ -79,6 +72,27 @@ def assemble_reward_extra_info(infos: Iterable[Row]) -> dict[Any, np.ndarray]:
             column = dense_column([row.get(key) if row else None for row in rows])
         aligned[key] = column
     return aligned
+
+
+def _read_at_once(rows: list[Any]) -> dict[Hashable, _Growing] | None:
+    """By the compiled core, where there is one and the rows are plain."""
+    found = core.read_columns(rows, _SHORT)
+    if found is None:
+        return None
+    return {key: _Growing(len(rows), array, types, filled) for key, (array, types, filled) in found.items()}
+
+
+def _read_in_blocks(rows: list[Any]) -> dict[Hashable, _Growing]:
+    """In blocks: a row is read while it is in the cache, and what is needed beside the columns stays small."""
+    columns: dict[Hashable, _Growing] = {}
+    size = max(_BLOCK, _BLOCK_VALUES // (len(rows[0]) or 1)) if rows and isinstance(rows[0], dict) else _BLOCK
+    for start in range(0, len(rows), size):
+        block = rows[start : start + size]
+        for key, (places, values) in _values_by_key(block, start).items():
+            if key not in columns:  # of a late one, earlier rows lack the key
+                columns[key] = _Growing(len(rows), np.empty(len(rows), object) if start else None)
+            columns[key].add(slice(start, start + len(block)), places, values)
+    return columns
 
 
 def _values_by_key(block: Sequence[Any], start: int) -> dict[Hashable, tuple[Any, list[Any]]]:
@@ -117,12 +131,12 @@ def _values_by_key(block: Sequence[Any], start: int) -> dict[Hashable, tuple[Any
 class _Growing:
     """A column that is filled block by block: an array of one dtype as long as that is every block's, or of objects."""
 
-    def __init__(self, rows: int, late: bool) -> None:
+    def __init__(self, rows: int, array: Column | None, types: Iterable[type] = (), filled: int = 0) -> None:
         self.rows = rows
-        self.array: Column | None = np.empty(rows, object) if late else None  # late: earlier rows lack the key
+        self.array = array
         self.agreed = True
-        self.types: set[type] = set()
-        self.filled = 0
+        self.types = set(types)
+        self.filled = filled
 
     def add(self, block: slice, places: Any, values: list[Any]) -> None:
         types = _types(values)
@@ -257,6 +271,10 @@ def _text(values: Sequence[Any], types: set[type]) -> Column | None:
     """
     if types != {str}:
         return None
+    if core.COMPILED and type(values) is list:
+        longest, letters, ends_in_nul = core.measured(values)
+        fits = _pads_little(len(values), longest, letters) and not ends_in_nul
+        return core.text_array(values, longest) if fits else None
     longest = max(map(len, values))
     if not _pads_little(len(values), longest, sum(map(len, values))):
         return None

@@ -1,6 +1,7 @@
 """`make bench`: measures ours beside its peers, round by round in turn, and prints one table.
 
-No figure is asserted: a target that is not met is shown as missed.
+No figure is asserted: a target that is not met is shown as missed. `--save-figures` writes all of it as JSON, and
+`--pages` what the documentation shows of it: two charts, and the table as a page.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import pictures
+
+from verl_ext import core
+
 ROUNDS = 5
 PACKAGES = ("verl", "numpy", "pandas", "pyarrow", "polars", "ray")
 
@@ -31,10 +36,21 @@ class Figure:
     figure: str
     input: str
     ours: str
+    pure: str
     peer: str
     ratio: float
     target: str = ""
     met: bool | None = None
+
+
+@dataclass
+class Time:
+    """What a value takes whom, in nanoseconds."""
+
+    input: str
+    rows: int
+    who: str
+    nanoseconds: float
 
 
 class Table:
@@ -42,16 +58,24 @@ class Table:
 
     def __init__(self) -> None:
         self.figures: list[Figure] = []
+        self.times: list[Time] = []
 
-    def add(self, figure: str, where: str, ours: str, peer: str, ratio: float, target: str = "") -> None:
-        """`target` is `""`, or `<= 1.5`, or `>= 2`."""
+    def add(
+        self, figure: str, where: str, ours: str, peer: str, ratio: float, target: str = "", pure: str = ""
+    ) -> None:
+        """`target` is `""`, or `<= 1.5`, or `>= 2`; `pure` is what ours takes without the compiled core."""
         sign, _, bound = target.partition(" ")
         met = None if not target else ratio <= float(bound) if sign == "<=" else ratio >= float(bound)
-        self.figures.append(Figure(figure, where, ours, peer, round(ratio, 3), target, met))
+        self.figures.append(Figure(figure, where, ours, pure, peer, round(ratio, 3), target, met))
+
+    def time(self, where: str, rows: int, who: str, nanoseconds: float) -> None:
+        """What the charts are drawn of."""
+        self.times.append(Time(where, rows, who, round(nanoseconds, 2)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--save-figures", metavar="FILE", help="write the table as JSON")
+    parser.addoption("--pages", metavar="DIRECTORY", help="write the charts and the table of the documentation")
 
 
 TABLE = Table()
@@ -95,6 +119,7 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
         "python": platform.python_version(),
+        "ours": core.VERSION,
         **{name: version(name) for name in PACKAGES},
     }
 
@@ -106,14 +131,27 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not TABLE.figures:  # `make test` comes by here, too
         return
     machine = _machine()
-    shown = RichTable("figure", "input", "ours", "peer", "ratio", "target", "", title="verl-ext beside its peers")
+    shown = RichTable(
+        "figure", "input", "ours", "pure", "peer", "ratio", "target", "", title="verl-ext beside its peers"
+    )
     for figure in TABLE.figures:
         met = {None: "", True: "met", False: "[bold red]missed[/]"}[figure.met]
-        shown.add_row(figure.figure, figure.input, figure.ours, figure.peer, f"{figure.ratio:.2f}", figure.target, met)
+        shown.add_row(
+            figure.figure,
+            figure.input,
+            figure.ours,
+            figure.pure,
+            figure.peer,
+            f"{figure.ratio:.2f}",
+            figure.target,
+            met,
+        )
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(shown)
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
     path = config.getoption("--save-figures")
     if path:
-        figures = [asdict(figure) for figure in TABLE.figures]
-        Path(path).write_text(json.dumps({"machine": machine, "figures": figures}, indent=1) + "\n")
+        saved = {name: [asdict(one) for one in getattr(TABLE, name)] for name in ("figures", "times")}
+        Path(path).write_text(json.dumps({"machine": machine, **saved}, indent=1) + "\n")
+    if pages := config.getoption("--pages"):
+        pictures.write(Path(pages), TABLE.figures, TABLE.times, machine)

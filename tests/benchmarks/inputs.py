@@ -5,11 +5,15 @@ Each row is a fresh dict with value objects of its own, as rows are that came fr
 
 from __future__ import annotations
 
+import json
+import pickle
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from verl_ext import assemble_reward_extra_info, core
 
 Rows = list[dict[str, Any]]
 Columns = dict[str, np.ndarray]
@@ -43,6 +47,38 @@ def make_rows(
     return [{name: value(draw, number) for number, name in draw.choice(variants)} for _ in range(rows)]
 
 
+SHORT_SCHEMAS = (
+    ("score",),
+    ("score", "acc", "pred"),
+    ("score", "acc", "pred", "format", "length", "penalty", "feedback", "judge"),
+    ("score", "steps", "feedback"),
+)
+
+
+def make_short_rows(rows: int, schemas: Sequence[Sequence[str]] = SHORT_SCHEMAS, seed: int = 0) -> Rows:
+    """Rows of four schemas of 1, 3, 8 and 3 keys, as most people's are: numbers, bools, short and longer text."""
+    draw = random.Random(seed)  # noqa: S311
+    values: dict[str, Callable[[], Any]] = {
+        **dict.fromkeys(("score", "penalty"), draw.random),
+        **dict.fromkeys(("acc", "format"), lambda: draw.random() < 0.5),
+        **dict.fromkeys(("length", "steps"), lambda: int(draw.random() * 10**6)),
+        **dict.fromkeys(("pred", "judge"), lambda: f"{draw.getrandbits(40):x}"),
+        "feedback": lambda: f"{draw.getrandbits(40):x} " * draw.randrange(2, 6),
+    }
+    return [{key: values[key]() for key in draw.choice(schemas)} for _ in range(rows)]
+
+
+def from_pickle(rows: Rows) -> Rows:
+    """As they come from workers: each 64 rows share key strings, which the next have of their own."""
+    chunks = [pickle.dumps(rows[start : start + 64]) for start in range(0, len(rows), 64)]
+    return [row for chunk in chunks for row in pickle.loads(chunk)]  # noqa: S301
+
+
+def from_json(rows: Rows) -> Rows:
+    """As they come from a file of JSON lines: each row has key strings of its own."""
+    return [json.loads(json.dumps(row)) for row in rows]
+
+
 def _number(draw: random.Random, number: int) -> Any:
     return (draw.random(), int(draw.random() * 10**6), draw.random() < 0.5)[number % 3]
 
@@ -53,6 +89,18 @@ def _text(draw: random.Random, number: int) -> str:
 
 def _mixed(draw: random.Random, number: int) -> Any:
     return _text(draw, number) if number % 2 else _number(draw, number // 2)
+
+
+# --- ours --------------------------------------------------------------------------------------------------------
+
+
+def pure(rows: Rows) -> Columns:
+    """Ours without the compiled core."""
+    compiled, core.COMPILED = core.COMPILED, False
+    try:
+        return assemble_reward_extra_info(rows)
+    finally:
+        core.COMPILED = compiled
 
 
 # --- peers -------------------------------------------------------------------------------------------------------
