@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verl.trainer.ppo import core_algos, metric_utils, ray_trainer
 from verl.trainer.ppo.reward import extract_reward
+from verl.workers.utils import losses
 
 from verl_ext import MissingRewardError, SettingsError
 from verl_ext.plugin import trainer
 from verl_ext.plugin._abstain import as_a_scored_one
 from verl_ext.plugin._dump import writing_dumpable
+from verl_ext.plugin._trial import mentions, verls_own
 from verl_ext.settings import Settings
 
 SCORES, GROUPS = [1.0, None, 0.0, 2.0, None, 0.5], [0, 0, 0, 0, 1, 1]
@@ -146,6 +148,29 @@ def test_what_stops_at_a_micro_batch_without_any_token_or_draws_by_scores_is_ref
     with pytest.raises(SettingsError, match=r"^\+verl_ext\.unscored=abstain cannot be: "):
         trainer._refuse_not_supported(Settings(unscored="abstain"), config, None)
     trainer._refuse_not_supported(Settings(), config, None)
+
+
+@pytest.mark.parametrize("critic", [{"enable": True}, {"enable": None}, {}, {"enable": False}])
+def test_a_critic_whose_loss_divides_by_the_tokens_of_each_micro_batch_is_refused_at_start(critic, monkeypatch):
+    config = {"critic": critic, "algorithm": {"adv_estimator": "gae"}}
+    sums_up = mentions(verls_own(losses, "value_loss"), "batch_num_tokens")  # not so verl 0.8
+    assert refused(config) == (not sums_up and critic.get("enable") is not False)
+    monkeypatch.setattr(losses, "value_loss", by_micro_batch)
+    assert refused(config) == (critic.get("enable") is not False)
+    assert not refused({**config, "algorithm": {"adv_estimator": "grpo"}, "critic": {"enable": None}})
+
+
+def by_micro_batch(config, model_output, data, dp_group=None):
+    """The form of verl 0.8's."""
+    return losses.compute_value_loss(loss_agg_mode=config.loss_agg_mode, **data)
+
+
+def refused(config):
+    try:
+        trainer._refuse_not_supported(Settings(unscored="abstain"), config, None)
+    except SettingsError as error:
+        return "a critic's loss" in str(error)
+    return False
 
 
 def test_the_older_workers_of_verl_0_7_are_refused_at_start():

@@ -11,6 +11,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig, FSDPCriticConfig
 from verl.workers.utils import losses as verls
 
+from verl_ext.plugin._trial import mentions, verls_own
+
 LOSSES = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0], [2.0, 2.0, 2.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [1, 1, 1]])
 SCORED = torch.tensor([True, False, True, False])
@@ -20,7 +22,7 @@ TOKEN_MODES = [
     "token-mean",
     pytest.param(
         "token-sum",
-        marks=pytest.mark.skipif("token-sum" not in inspect.getsource(agg_loss), reason="this verl has no such mode"),
+        marks=pytest.mark.skipif('"token-sum"' not in inspect.getsource(agg_loss), reason="this verl has no such mode"),
     ),
 ]
 SEQUENCE_MODES = ["seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
@@ -84,6 +86,8 @@ def losses(data):
         ("log_probs", verls.ppo_loss, FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)),
         ("values", verls.value_loss, FSDPCriticConfig(strategy="fsdp", ppo_micro_batch_size_per_gpu=1)),
     ):
+        if not mentions(verls_own(verls, function.__name__), "batch_num_tokens"):
+            continue  # verl 0.8's value loss, with which a run in which samples may abstain is refused at start
         tokens = int(data["attention_mask"].sum())
         given = torch.full((tokens,), -1.5, requires_grad=True)
         value, _ = function(config, {name: given}, data)

@@ -34,7 +34,7 @@ from verl_ext.plugin._abstain import (
 )
 from verl_ext.plugin._dump import GENERATIONS, dumping_dumpable, writes_rows_whole, writing_dumpable
 from verl_ext.plugin._site import REST, Function, PatchSite, binder, holding, warn_once
-from verl_ext.plugin._trial import unless, verls_own
+from verl_ext.plugin._trial import mentions, unless, verls_own
 from verl_ext.plugin.advantage import component_keys
 from verl_ext.settings import COMPARED, Settings, training_values
 
@@ -111,6 +111,8 @@ def _begin_run(trainer: Any, config: Any) -> None:
 
 def _refuse_not_supported(settings: Settings, config: Any, filter_metric: str | None) -> None:
     """Refuse by name what cannot be done with samples that abstain."""
+    if not settings.abstains:
+        return
     refuse_where_not_left_out(settings)
     algorithm = _part(config, "algorithm")
     workers = _part(config, "trainer").get("use_legacy_worker_impl", None) or "disable"  # verl 0.7 has two forms
@@ -127,10 +129,24 @@ def _refuse_not_supported(settings: Settings, config: Any, filter_metric: str | 
         "distillation needs no scores, and stops at a micro-batch in which nothing is scored": (
             _part(config, "distillation").get("enabled", False)
         ),
+        "in this verl (0.8) a critic's loss of a micro-batch in which nothing is scored is NaN: take an estimator "
+        "without a critic": _has_critic(config) and not _sums_value_losses_up(),
     }
     for reason, holds in reasons.items():
-        if settings.abstains and holds:
+        if holds:
             raise SettingsError(f"{SETTING} cannot be: {reason}")
+
+
+def _has_critic(config: Any) -> bool:
+    enabled = _part(config, "critic").get("enable", None)
+    return bool(_part(config, "algorithm").get("adv_estimator", None) == "gae" if enabled is None else enabled)
+
+
+def _sums_value_losses_up() -> bool:
+    """Not so verl 0.8, which divides the loss of each micro-batch by its own tokens, of which there may be none."""
+    from verl.workers.utils import losses
+
+    return mentions(verls_own(losses, "value_loss"), "batch_num_tokens")
 
 
 def _part(config: Any, *path: str) -> Any:
