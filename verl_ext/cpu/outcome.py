@@ -88,7 +88,7 @@ def outcome_of(run: Run, exit_code: int | None) -> Outcome:
     for line in run.emitted_lines():
         emitted.update(key for key, kind in line.get("keys", {}).items() if kind != "none" and key not in OWN)
     arrived: Counter[str] = Counter()
-    for line in run.dumped():
+    for line in (*run.dumped(), *run.validated()):
         arrived.update(key for key, value in line.items() if value is not None and key not in OWN)
     lost = {key: count - arrived[key] for key, count in emitted.items() if count > arrived[key]}
     error = "" if exit_code == 0 else run.error()

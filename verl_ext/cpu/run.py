@@ -265,8 +265,11 @@ class Run:
 
     def dumped(self) -> list[dict[str, Any]]:
         """The samples of every training batch, as verl's dumps have them, step after step."""
-        files = sorted(self.rollouts.glob("*.jsonl"), key=lambda path: int(path.stem)) if self.rollouts.exists() else []
-        return [line for path in files for line in _lines(path)]
+        return _dumps(self.rollouts)
+
+    def validated(self) -> list[dict[str, Any]]:
+        """The samples of every validation, likewise."""
+        return _dumps(self.validations)
 
     def error(self) -> str:
         """The exception that the run ended with, in a line; what the log ends with, where there is none."""
@@ -305,6 +308,11 @@ class Run:
 def quoted(value: Path | str) -> str:
     """The text as Hydra's grammar wants it, whatever it holds."""
     return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _dumps(directory: Path) -> list[dict[str, Any]]:
+    files = sorted(directory.glob("*.jsonl"), key=lambda path: int(path.stem)) if directory.exists() else []
+    return [line for path in files for line in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
