@@ -139,6 +139,11 @@ def test_an_earlier_training_is_replaced(tmp_path):
     assert not (tmp_path / "to" / "old").exists()
 
 
+def test_a_directory_that_is_named_from_here_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert prepare(Path("build/train")) == tmp_path.resolve() / "build" / "train"
+
+
 ROW = {
     "data_source": "mine",
     "prompt": [{"role": "user", "content": "1 + 1?"}],

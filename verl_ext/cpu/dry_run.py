@@ -104,7 +104,7 @@ def dry_run(
     verdict, fills = gdpo_verdict(keys, wanted)
     for line in verdict:
         console.print(Text(line))
-    prepare(directory)
+    directory = prepare(directory)
     run = _planned(directory, rows_file, rows, chosen, reward, steps)
     run = replace(run, coroutine=inspect.iscoroutinefunction(function))
     if wanted and set(wanted) <= keys.having.keys():

@@ -53,7 +53,7 @@ def train(console: Console, directory: Path, *, everything: bool = False, steps:
         RunError: this verl cannot be run on a CPU, or the directory holds something else.
     """
     check_verl()
-    prepare(directory)
+    directory = prepare(directory)
     from verl_ext.cpu.model import build_model
 
     model = build_model(directory / "model")
@@ -92,8 +92,11 @@ def check_verl() -> None:
         raise RunError(f"training on a CPU needs verl >= 0.9, which has registries for platforms; this is {found}")
 
 
-def prepare(directory: Path) -> None:
+def prepare(directory: Path) -> Path:
     """An empty directory, where there was none or an earlier one of ours.
+
+    Returns:
+        Its absolute path: verl's processes run in directories of their own.
 
     Raises:
         RunError: it holds something else, or cannot be made.
@@ -107,6 +110,7 @@ def prepare(directory: Path) -> None:
         (directory / MARK).touch()
     except OSError as error:
         raise RunError(f"{bare(str(directory))} cannot be written: {error.strerror}") from error
+    return directory.resolve()
 
 
 def carry_out(console: Console, runs: Sequence[Run], at_once: int) -> list[Outcome]:
