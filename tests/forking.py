@@ -47,21 +47,23 @@ def main():
         listener.bind(sys.argv[1])
         listener.listen(64)
         gc.freeze()
-        connection = asked(listener)
-    if connection is not None:
-        run(json.loads(connection.makefile().readline()))
+        request = asked(listener)
+    if request is not None:
+        run(request)
 
 
 def asked(listener):
-    """In each fork that is to run something, the connection to who has asked for it; `None` in the end, in no fork."""
+    """In each fork that is to run something, the request for it; `None` in the end, in no fork."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who watch
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         connection, _ = listener.accept()
         if not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            request = json.loads(connection.makefile().readline())
             fork = os.fork()
             if not fork:
-                return connection
+                connection.close()
+                return request
             watch(fork, connection)
         connection.close()
     return None
@@ -70,11 +72,8 @@ def asked(listener):
 def watch(fork, connection):
     """End with the fork, and say how it ended; end it where nobody is there any more to be told."""
     ended = os.pidfd_open(fork)
-    while ended not in (ready := select.select([ended, connection], [], [])[0]):
-        if connection in ready and not connection.recv(4096, socket.MSG_PEEK):
-            os.kill(fork, signal.SIGKILL)
-            break
-        select.select([ended], [], [], 0.05)  # the request is still unread
+    if ended not in select.select([ended, connection], [], [])[0]:  # its request is read, so it has hung up
+        os.kill(fork, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
     with contextlib.suppress(OSError):
         connection.sendall(f"{code}\n".encode())
