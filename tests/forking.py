@@ -17,21 +17,8 @@ import socket
 import sys
 
 LIBRARIES = (
-    *(
-        "numpy",
-        "pandas",
-        "pyarrow",
-        "datasets",
-        "PIL",
-        "pydantic",
-        "fastapi",
-        "uvicorn",
-        "hydra",
-        "uvloop",
-        "grpc",
-        "zmq",
-        "aiohttp",
-    ),
+    *("numpy", "pandas", "pyarrow", "datasets", "PIL", "pydantic", "fastapi", "uvicorn", "hydra"),
+    *("uvloop", "grpc", "zmq", "aiohttp"),
     *("torch", "torch._dynamo", "torch.distributed.fsdp", "tensordict", "transformers", "accelerate", "peft"),
 )
 """Not Ray, nor what imports it: it reads the variables when it is imported."""
@@ -81,7 +68,7 @@ def watch(fork, connection):
 
 
 def run(request):
-    """Run `request["file"]`, or else the text `request["code"]`, as Python would from the start."""
+    """Run the text `request["code"]`, or else the file `request["arguments"][0]`, as Python would from the start."""
     signal.alarm(request["seconds"])
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -7,15 +7,15 @@ which variables, is decided when verl is imported: in the fork, as in any proces
 import atexit
 import contextlib
 import functools
-import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from unittest import mock
+
+import ray_worker
 
 HERE = Path(__file__).parent
 PATIENCE = 300
@@ -24,21 +24,19 @@ PATIENCE = 300
 
 def run(code, *, env, cwd="."):
     """`code` run by a Python with these variables: as `subprocess.run` with `-c` returns it."""
-    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as connection:
+    with tempfile.TemporaryDirectory() as directory:
         out, err = (Path(directory, name) for name in ("out", "err"))
-        connection.connect(forking())
-        request = {
-            "code": code,
-            "arguments": ["-c"],
-            "environment": dict(env),
-            "directory": os.path.abspath(cwd),
-            "out": str(out),
-            "err": str(err),
-            "seconds": PATIENCE,
-        }
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        exit_code = int(connection.makefile().readline())
-        return subprocess.CompletedProcess(code, exit_code, out.read_text(), err.read_text())
+        ended = ray_worker.exit_code(
+            forking(),
+            arguments=["-c"],
+            code=code,
+            environment=dict(env),
+            directory=os.path.abspath(cwd),
+            out=str(out),
+            err=str(err),
+            seconds=PATIENCE,
+        )
+        return subprocess.CompletedProcess(code, ended, out.read_text(), err.read_text())
 
 
 def verl_ext(*arguments, env, cwd=".", first=""):
@@ -58,7 +56,9 @@ def forked_workers():
         if "setup_worker_path" in parameters:
             starter = Path(forking()).with_name("setup_worker.py")
             setup = parameters["setup_worker_path"], forking()
-            starter.write_text(f"import sys\nsys.argv[1:1] = {setup!r}\n" + (HERE / "ray_worker.py").read_text())
+            starter.write_text(
+                f"import sys\nsys.path.insert(0, {str(HERE)!r})\nimport ray_worker\nray_worker.main(*{setup!r})\n"
+            )
             parameters["setup_worker_path"] = str(starter)
         rays(self, **parameters)
 

@@ -1,6 +1,6 @@
-"""In the place of Ray's `setup_worker.py`, which starts a worker process: asks for a fork, and ends as it ends.
+"""Asks `forking.py` for a fork; and so `main`, in the place of Ray's `setup_worker.py`, which starts a worker process.
 
-`python ray_worker.py SETUP_WORKER SOCKET ARGUMENTS...`; imports next to nothing.
+Imports next to nothing: Ray starts it for each worker.
 """
 
 import json
@@ -8,18 +8,39 @@ import os
 import socket
 import sys
 
-out, err = (f"/proc/{os.getpid()}/fd/{number}" for number in (1, 2))
-_, setup_worker, path, *arguments = sys.argv
-with socket.socket(socket.AF_UNIX) as connection:
-    connection.connect(path)
+
+def exit_code(path, *, arguments, code=None, environment, directory, out, err, seconds=0):
+    """How a fork ends that runs `code`, or else the file `arguments[0]`.
+
+    Args:
+        path: the socket at which to ask.
+        arguments: `sys.argv`.
+        code: Python, as text.
+        environment: its variables.
+        directory: where it runs.
+        out: the file that it prints to.
+        err: the file that its errors go to.
+        seconds: after which it is ended by SIGALRM; 0: never.
+    """
     request = {
-        "code": None,
-        "arguments": [setup_worker, *arguments],
-        "environment": dict(os.environ),
-        "directory": os.getcwd(),
+        "arguments": arguments,
+        "code": code,
+        "environment": environment,
+        "directory": directory,
         "out": out,
         "err": err,
-        "seconds": 0,
+        "seconds": seconds,
     }
-    connection.sendall(json.dumps(request).encode() + b"\n")
-    sys.exit(int(connection.makefile().readline() or 1))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        return int(connection.makefile().readline())
+
+
+def main(setup_worker, path):
+    """Run Ray's `setup_worker` in a fork, with the arguments of this process, and end as it ends."""
+    out, err = (f"/proc/{os.getpid()}/fd/{number}" for number in (1, 2))
+    arguments = [setup_worker, *sys.argv[1:]]
+    sys.exit(
+        exit_code(path, arguments=arguments, environment=dict(os.environ), directory=os.getcwd(), out=out, err=err)
+    )

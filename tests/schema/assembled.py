@@ -27,3 +27,18 @@ def assert_same_column(column: np.ndarray, dtype: object, values: list) -> None:
     assert column.dtype == dtype
     assert len(column) == len(values)
     assert all(map(alike, column, values)), f"{column!r} does not hold {values!r}"
+
+
+def assert_same_columns(columns: dict, expected: dict, rows: list) -> None:
+    """Each has the dtype, shape and values of the expected one; what the rows brought is the very same object."""
+    brought = {id(value) for row in rows if row for value in row.values()}
+    for key, column in columns.items():
+        other = expected[key]
+        assert type(column) is np.ndarray
+        assert (key, column.dtype, column.shape) == (key, other.dtype, other.shape)
+        if column.dtype != object:
+            assert all(map(alike, column, other))
+            assert column.dtype.char in "gG" or column.tobytes() == other.tobytes()  # (a long double has padding bytes)
+            continue
+        for one, two in zip(column, other, strict=True):
+            assert one is two if id(two) in brought else type(one) is type(two) and alike(one, two)

@@ -16,9 +16,10 @@ from time import monotonic
 
 import numpy as np
 import pytest
+from assembled import assert_same_columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import ANY_KEYS, Verdict, alike, reward_rows, uniform_rows
+from strategies import ANY_KEYS, Verdict, reward_rows, uniform_rows
 from test_fast_and_slow import rows_that_change
 
 from verl_ext import core, schema
@@ -37,18 +38,8 @@ def assembled_by_both(rows, short=16):
         compiled = assemble_reward_extra_info(rows)
         patch.setattr(core, "COMPILED", False)
         pure = assemble_reward_extra_info(rows)
-    brought = {id(value) for row in rows if row for value in row.values()}
     assert [*map(id, compiled)] == [*map(id, pure)], "other keys, or in another order"
-    for key, column in compiled.items():
-        other = pure[key]
-        assert type(column) is np.ndarray
-        assert (key, column.dtype, column.shape) == (key, other.dtype, other.shape)
-        if column.dtype != object:
-            assert all(map(alike, column, other))
-            assert column.dtype.char in "gG" or column.tobytes() == other.tobytes()  # (a long double has padding bytes)
-            continue
-        for one, two in zip(column.tolist(), other.tolist(), strict=True):
-            assert one is two if id(two) in brought else type(one) is type(two) and alike(one, two)
+    assert_same_columns(compiled, pure, rows)
     return compiled
 
 

@@ -7,13 +7,13 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from assembled import assert_same_columns
 from hypothesis import given
 from hypothesis import strategies as st
 from marks import slow_after
 from slow_schema import slowly_assembled
 from strategies import (
     KEYS,
-    alike,
     reward_rows,
     uniform_rows,
     values_of_one_key,
@@ -25,18 +25,8 @@ from verl_ext.schema import assemble_reward_extra_info
 
 def assert_as_slowly_assembled(rows: list) -> None:
     columns, expected = assemble_reward_extra_info(rows), slowly_assembled(rows)
-    returned = {id(value) for row in rows if row for value in row.values()}
     assert list(columns) == list(expected)
-    for key, column in columns.items():
-        slow = expected[key]
-        assert type(column) is np.ndarray
-        assert (key, column.dtype, column.shape) == (key, slow.dtype, slow.shape)
-        if column.dtype != object:
-            assert all(map(alike, column, slow))
-            # (a long double has padding bytes)
-            assert column.dtype.char in "gG" or column.tobytes() == slow.tobytes()
-        for one, other in zip(column, slow, strict=True) if column.dtype == object else ():
-            assert one is other if id(other) in returned else type(one) is type(other) and alike(one, other)
+    assert_same_columns(columns, expected, rows)
 
 
 @st.composite

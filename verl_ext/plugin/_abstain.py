@@ -42,7 +42,7 @@ def promise_to_leave_out(config: Any) -> None:
 
 def may_abstain(config: Any) -> bool:
     """Whether a sample without a score abstains, to a reward worker with this configuration."""
-    return Settings.of(config).abstains and bool(config.get(LEFT_OUT))
+    return bool(config.get(LEFT_OUT)) and Settings.of(config).abstains  # for each sample: a look-up first
 
 
 def computable(result: Any, settings: Settings) -> Any:

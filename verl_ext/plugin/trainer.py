@@ -93,8 +93,8 @@ def _begin_run(trainer: Any, config: Any) -> None:
     run = _run.of(trainer, config)
     legacy = isinstance(trainer, getattr(sys.modules.get(site.module), "RayPPOTrainer", ()))
     own_filter = _defines_itself(trainer, "fit")
-    algorithm = config.get("algorithm", None) or {}
-    group_filter = algorithm.get("filter_groups", None) or {}
+    algorithm = _part(config, "algorithm")
+    group_filter = _part(algorithm, "filter_groups")
     metric = group_filter.get("metric", None) if group_filter.get("enable", True) else None
     run.filter_metric = metric if own_filter and metric not in _COMPUTED_METRICS else None
     _refuse_not_supported(run.settings, config, metric if own_filter else None)
